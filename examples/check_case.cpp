@@ -1,0 +1,164 @@
+// Checks tensors dumped from another framework against this library's kernels.
+//
+//   check_case [--kernel recurrent|chunk|all] [--chunk N[,N...]] [--scalar float|double|all] [--max-error X]
+//   FILE...
+//
+// Each FILE is a .safetensors file in the layout of support/case_file.hpp; positive log gates are allowed.
+// Prints one tab-separated line for each file, kernel, chunk, scalar and tensor,
+//
+//   file kernel chunk scalar tensor rel_rms max_rel
+//
+// (chunk is - for the recurrent kernel; Error in support/case_file.hpp defines the two measures), then a line
+// "N passed, N failed". A line passes if its rel_rms is finite and at most X: 3e-6 for float and 1e-13 for
+// double unless given. A file without o, final_S and final_M is compared with the recurrence in double. Exit
+// status: 0 if all passed, 1 if any failed, 2 if an argument or a file is unusable.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "support/case_file.hpp"
+
+using momentum_delta::Algorithm;
+using momentum_delta::Index;
+using namespace examples;
+
+namespace {
+
+struct Arguments {
+  bool recurrent = true, chunk = true;
+  std::vector<Index> chunks = {64};
+  bool single = true, twice = true;  // float, double
+  std::optional<double> max_error;
+  std::vector<std::string> files;
+};
+
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+Index parse_chunk(const std::string& text) {
+  std::size_t used = 0;
+  Index value = 0;
+  try {
+    value = std::stoll(text, &used);
+  } catch (const std::exception&) {
+  }
+  if (used != text.size() || value < 1) throw UsageError("--chunk takes integers >= 1, not \"" + text + "\"");
+  return value;
+}
+
+Arguments parse(int argc, char** argv) {
+  Arguments a;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (!flag.starts_with("--")) {
+      a.files.push_back(flag);
+      continue;
+    }
+    if (flag != "--kernel" && flag != "--chunk" && flag != "--scalar" && flag != "--max-error")
+      throw UsageError("unknown option " + flag);
+    if (++i == argc) throw UsageError(flag + " needs a value");
+    const std::string value = argv[i];
+    if (flag == "--kernel") {
+      if (value != "recurrent" && value != "chunk" && value != "all")
+        throw UsageError("--kernel takes recurrent, chunk or all, not \"" + value + "\"");
+      a.recurrent = value != "chunk";
+      a.chunk = value != "recurrent";
+    } else if (flag == "--chunk") {
+      a.chunks.clear();
+      for (std::size_t from = 0; from <= value.size();) {
+        const std::size_t comma = std::min(value.find(',', from), value.size());
+        a.chunks.push_back(parse_chunk(value.substr(from, comma - from)));
+        from = comma + 1;
+      }
+    } else if (flag == "--scalar") {
+      if (value != "float" && value != "double" && value != "all")
+        throw UsageError("--scalar takes float, double or all, not \"" + value + "\"");
+      a.single = value != "double";
+      a.twice = value != "float";
+    } else {
+      std::size_t used = 0;
+      try {
+        a.max_error = std::stod(value, &used);
+      } catch (const std::exception&) {
+      }
+      if (used != value.size() || !(*a.max_error >= 0))
+        throw UsageError("--max-error takes a number >= 0, not \"" + value + "\"");
+    }
+  }
+  if (a.files.empty()) throw UsageError("no file given");
+  return a;
+}
+
+class Checker {
+ public:
+  int passed = 0, failed = 0;
+
+  explicit Checker(const Arguments& arguments) : arguments_(arguments) {}
+
+  void check(const std::string& file) {
+    Case c = read_case(file);
+    if (c.expected.o.absent() && c.expected.final_S.absent() && c.expected.final_M.absent())
+      c.expected = run(c.problem, options(Algorithm::recurrent, {}));
+    if (arguments_.single) kernels(file, "float", c.problem.as<float>(), c.expected, 3e-6);
+    if (arguments_.twice) kernels(file, "double", c.problem, c.expected, 1e-13);
+  }
+
+ private:
+  static momentum_delta::Options options(Algorithm algorithm, std::optional<Index> chunk_size) {
+    return {algorithm, chunk_size, /*allow_positive_log_gates=*/true};
+  }
+
+  template <class Scalar>
+  void kernels(const std::string& file, const char* scalar, const Problem<Scalar>& x,
+               const Results<double>& expected, double bound) {
+    bound = arguments_.max_error.value_or(bound);
+    const auto compare = [&](const std::string& kernel, const Results<Scalar>& y) {
+      const auto tensor = [&](const char* name, const Array<Scalar>& value, const Array<double>& reference) {
+        if (reference.absent()) return;
+        const Error e = error_of(value, reference);
+        std::printf("%s\t%s\t%s\t%s\t%.3e\t%.3e\n", file.c_str(), kernel.c_str(), scalar, name, e.rel_rms,
+                    e.max_rel);
+        ++(e.rel_rms <= bound ? passed : failed);  // a NaN fails
+      };
+      tensor("o", y.o, expected.o);
+      tensor("final_S", y.final_S, expected.final_S);
+      tensor("final_M", y.final_M, expected.final_M);
+    };
+    if (arguments_.recurrent) compare("recurrent\t-", run(x, options(Algorithm::recurrent, {})));
+    if (!arguments_.chunk) return;
+    for (const Index size : arguments_.chunks)
+      compare("chunk\t" + std::to_string(size), run(x, options(Algorithm::chunk, size)));
+  }
+
+  const Arguments& arguments_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  try {
+    arguments = parse(argc, argv);
+  } catch (const UsageError& e) {
+    std::fprintf(stderr,
+                 "check_case: %s\nusage: check_case [--kernel recurrent|chunk|all] [--chunk N[,N...]] "
+                 "[--scalar float|double|all] [--max-error X] FILE...\n",
+                 e.what());
+    return 2;
+  }
+  Checker checker(arguments);
+  bool unusable = false;
+  for (const std::string& file : arguments.files) {
+    try {
+      checker.check(file);
+    } catch (const std::exception& e) {
+      std::string message = e.what();
+      if (!message.starts_with(file)) message = file + ": " + message;
+      std::fprintf(stderr, "check_case: %s\n", message.c_str());
+      unusable = true;
+    }
+  }
+  std::printf("%d passed, %d failed\n", checker.passed, checker.failed);
+  return unusable ? 2 : checker.failed > 0 ? 1 : 0;
+}

@@ -1,0 +1,206 @@
+// A momentum delta rule problem held in memory of its own, and how to read one from a .safetensors file:
+//   q k [B,T,HK,K], p [B,T,HK or HV,K], v [B,T,HV,V], log_alpha log_mu beta eta [B,T,HV],
+//   initial_S initial_M [N,HV,K,V], cu_seqlens [N+1], metadata "scale"; all but q, k and v may be missing.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <momentum_delta/momentum_delta.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "safetensors.hpp"
+
+namespace examples {
+
+using momentum_delta::Index;
+
+// A dense tensor; an empty shape stands for an absent one.
+template <class Scalar>
+struct Array {
+  std::vector<Index> shape;
+  std::vector<Scalar> values;
+
+  bool absent() const { return shape.empty(); }
+
+  template <class View>
+  View view() const {
+    return absent() ? View{} : make<View>(values.data());
+  }
+  template <class View>
+  View view() {
+    return absent() ? View{} : make<View>(values.data());
+  }
+
+ private:
+  template <class View, class Pointer>
+  View make(Pointer data) const {
+    decltype(View::shape) sizes{};
+    if (shape.size() != sizes.size())
+      throw std::runtime_error("a tensor has " + std::to_string(shape.size()) + " dimensions, not " +
+                               std::to_string(sizes.size()));
+    std::copy(shape.begin(), shape.end(), sizes.begin());
+    return View(data, sizes);
+  }
+};
+
+template <class Scalar>
+Array<Scalar> zeros(std::vector<Index> shape) {
+  Index size = 1;
+  for (const Index d : shape) size *= d;
+  return {std::move(shape), std::vector<Scalar>(std::size_t(size))};
+}
+
+template <class To, class From>
+Array<To> cast(const Array<From>& x) {
+  return {x.shape, std::vector<To>(x.values.begin(), x.values.end())};
+}
+
+template <class Scalar>
+struct Problem {
+  Array<Scalar> q, k, v, p, log_alpha, log_mu, beta, eta, initial_S, initial_M;
+  std::vector<Index> cu_seqlens;
+  std::optional<Scalar> scale;
+
+  Index states() const { return cu_seqlens.empty() ? v.shape.at(0) : Index(cu_seqlens.size()) - 1; }
+  std::vector<Index> state_shape() const { return {states(), v.shape.at(2), k.shape.at(3), v.shape.at(3)}; }
+
+  momentum_delta::Inputs<Scalar> inputs() const {
+    using Token = momentum_delta::TokenView<const Scalar>;
+    using Gate = momentum_delta::GateView<const Scalar>;
+    using State = momentum_delta::StateView<const Scalar>;
+    return {.q = q.template view<Token>(),
+            .k = k.template view<Token>(),
+            .v = v.template view<Token>(),
+            .p = p.template view<Token>(),
+            .log_alpha = log_alpha.template view<Gate>(),
+            .log_mu = log_mu.template view<Gate>(),
+            .beta = beta.template view<Gate>(),
+            .eta = eta.template view<Gate>(),
+            .initial_S = initial_S.template view<State>(),
+            .initial_M = initial_M.template view<State>(),
+            .cu_seqlens = cu_seqlens,
+            .scale = scale};
+  }
+
+  template <class To>
+  Problem<To> as() const {
+    std::optional<To> to_scale;
+    if (scale) to_scale = To(*scale);
+    return {cast<To>(q),         cast<To>(k),         cast<To>(v),    cast<To>(p),
+            cast<To>(log_alpha), cast<To>(log_mu),    cast<To>(beta), cast<To>(eta),
+            cast<To>(initial_S), cast<To>(initial_M), cu_seqlens,     to_scale};
+  }
+};
+
+template <class Scalar>
+struct Results {
+  Array<Scalar> o, final_S, final_M;
+
+  momentum_delta::Outputs<Scalar> outputs() {
+    using State = momentum_delta::StateView<Scalar>;
+    return {.o = o.template view<momentum_delta::TokenView<Scalar>>(),
+            .final_S = final_S.template view<State>(),
+            .final_M = final_M.template view<State>()};
+  }
+};
+
+template <class Scalar>
+Results<Scalar> run(const Problem<Scalar>& problem, const momentum_delta::Options& options) {
+  Results<Scalar> y{zeros<Scalar>(problem.v.shape), zeros<Scalar>(problem.state_shape()),
+                    zeros<Scalar>(problem.state_shape())};
+  momentum_delta::forward(problem.inputs(), y.outputs(), options);
+  return y;
+}
+
+// A problem and, where the file has them, the values it expects.
+struct Case {
+  Problem<double> problem;
+  Results<double> expected;
+};
+
+inline Case read_case(const std::string& path) {
+  const safetensors::File file = safetensors::read(path);
+  const auto fail = [&](const std::string& what) { throw std::runtime_error(path + ": " + what); };
+  const auto get = [&](const std::string& name, std::size_t rank, bool required = false) {
+    Array<double> x;
+    if (!file.has(name)) {
+      if (required) fail(name + " is missing");
+      return x;
+    }
+    const safetensors::Tensor& tensor = file.tensors.at(name);
+    if (tensor.shape.size() != rank)
+      fail(name + " has " + std::to_string(tensor.shape.size()) + " dimensions, not " + std::to_string(rank));
+    try {
+      x = {tensor.shape, tensor.as<double>()};
+    } catch (const std::runtime_error& e) {
+      fail(name + " " + e.what());
+    }
+    return x;
+  };
+
+  Case c;
+  Problem<double>& x = c.problem;
+  x.q = get("q", 4, true);
+  x.k = get("k", 4, true);
+  x.v = get("v", 4, true);
+  x.p = get("p", 4);
+  x.log_alpha = get("log_alpha", 3);
+  x.log_mu = get("log_mu", 3);
+  x.beta = get("beta", 3);
+  x.eta = get("eta", 3);
+  x.initial_S = get("initial_S", 4);
+  x.initial_M = get("initial_M", 4);
+  if (file.has("cu_seqlens")) {
+    const safetensors::Tensor& offsets = file.tensors.at("cu_seqlens");
+    if (offsets.shape.size() != 1 || offsets.size() == 0)
+      fail("cu_seqlens must have one dimension and an offset");
+    try {
+      x.cu_seqlens = offsets.as<Index>();
+    } catch (const std::runtime_error& e) {
+      fail(std::string("cu_seqlens ") + e.what());
+    }
+  }
+  if (const auto found = file.metadata.find("scale"); found != file.metadata.end()) {
+    std::size_t used = 0;
+    try {
+      x.scale = std::stod(found->second, &used);
+    } catch (const std::exception&) {
+    }
+    if (used == 0 || used != found->second.size())
+      fail("its scale, \"" + found->second + "\", is not a number");
+  }
+
+  c.expected = {get("o", 4), get("final_S", 4), get("final_M", 4)};
+  const auto same_shape = [&](const char* name, const Array<double>& y, const std::vector<Index>& shape) {
+    if (!y.absent() && y.shape != shape)
+      fail(std::string(name) + " has not the shape that q, k and v call for");
+  };
+  same_shape("o", c.expected.o, x.v.shape);
+  same_shape("final_S", c.expected.final_S, x.state_shape());
+  same_shape("final_M", c.expected.final_M, x.state_shape());
+  return c;
+}
+
+struct Error {
+  double rel_rms;  // rms(x - expected) / max(rms(expected), 1e-30)
+  double max_rel;  // max |x - expected| / max(max |expected|, 1e-30)
+};
+
+template <class Scalar>
+Error error_of(const Array<Scalar>& x, const Array<double>& expected) {
+  double sum = 0, sum_expected = 0, largest = 0, largest_expected = 0;
+  for (std::size_t i = 0; i < expected.values.size(); ++i) {
+    const double e = expected.values[i], d = std::abs(double(x.values[i]) - e);
+    sum += d * d;
+    sum_expected += e * e;
+    if (d > largest || std::isnan(d)) largest = d;  // a NaN stays
+    largest_expected = std::max(largest_expected, std::abs(e));
+  }
+  const double n = std::max<double>(1, double(expected.values.size()));
+  return {std::sqrt(sum / n) / std::max(std::sqrt(sum_expected / n), 1e-30),
+          largest / std::max(largest_expected, 1e-30)};
+}
+
+}  // namespace examples

@@ -1,0 +1,150 @@
+// Reads .safetensors files: a JSON header (name -> dtype, shape, bytes) and the tensors' data, little-endian.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace safetensors {
+
+using Index = std::int64_t;
+
+// One tensor: shape and raw bytes, converted on request.
+struct Tensor {
+  std::string dtype;
+  std::vector<Index> shape;
+  std::vector<std::byte> bytes;
+
+  Index size() const {
+    Index n = 1;
+    for (const Index d : shape) n *= d;
+    return n;
+  }
+
+  // The values as Scalar, row-major. BF16, F16, F32 and F64 convert to any floating-point Scalar, I32 and I64
+  // to any integer; anything else throws.
+  template <class Scalar>
+  std::vector<Scalar> as() const {
+    if constexpr (std::is_floating_point_v<Scalar>) {
+      if (dtype == "F32") return convert<float, Scalar>();
+      if (dtype == "F64") return convert<double, Scalar>();
+      if (dtype == "BF16") return convert<Eigen::bfloat16, Scalar>();
+      if (dtype == "F16") return convert<Eigen::half, Scalar>();
+      throw std::runtime_error("has dtype " + dtype + ", not F32, F64, BF16 or F16");
+    } else {
+      if (dtype == "I32") return convert<std::int32_t, Scalar>();
+      if (dtype == "I64") return convert<std::int64_t, Scalar>();
+      throw std::runtime_error("has dtype " + dtype + ", not I32 or I64");
+    }
+  }
+
+ private:
+  template <class Stored, class Scalar>
+  std::vector<Scalar> convert() const {
+    std::vector<Scalar> out(bytes.size() / sizeof(Stored));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      Stored x;
+      std::memcpy(static_cast<void*>(&x), bytes.data() + i * sizeof(Stored), sizeof(Stored));
+      if constexpr (std::is_same_v<Stored, Eigen::bfloat16> || std::is_same_v<Stored, Eigen::half>) {
+        out[i] = static_cast<Scalar>(static_cast<float>(x));
+      } else {
+        out[i] = static_cast<Scalar>(x);
+      }
+    }
+    return out;
+  }
+};
+
+struct File {
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+
+  bool has(const std::string& name) const { return tensors.contains(name); }
+};
+
+inline Index dtype_size(const std::string& dtype) {
+  static const std::map<std::string, Index> sizes = {
+      {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4},  {"U32", 4},     {"F16", 2},    {"BF16", 2},
+      {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+  const auto found = sizes.find(dtype);
+  return found == sizes.end() ? 0 : found->second;
+}
+
+// Throws std::runtime_error, naming the file and what is wrong with it, unless the whole file is well formed.
+inline File read(const std::string& path) {
+  static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+  const auto fail = [&](const std::string& what) { throw std::runtime_error(path + ": " + what); };
+
+  std::error_code error;
+  const auto file_size = std::filesystem::file_size(path, error);
+  if (error) fail(error.message());
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail("cannot be opened");
+
+  std::uint64_t header_size = 0;
+  if (file_size < 8 || !in.read(reinterpret_cast<char*>(&header_size), 8))
+    fail("is shorter than its 8-byte header size");
+  if (header_size > file_size - 8)
+    fail("is truncated: its header should have " + std::to_string(header_size) + " bytes");
+  std::string header(header_size, '\0');
+  if (!in.read(header.data(), std::streamsize(header_size))) fail("cannot be read");
+  const std::uint64_t data_size = file_size - 8 - header_size;
+
+  const auto json = nlohmann::json::parse(header, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) fail("its header is not a JSON object");
+
+  File file;
+  for (const auto& [name, entry] : json.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) fail("__metadata__ is not an object");
+      for (const auto& [key, value] : entry.items()) {
+        if (!value.is_string()) fail("__metadata__." + key + " is not a string");
+        file.metadata[key] = value;
+      }
+      continue;
+    }
+    const auto is_sizes = [](const nlohmann::json& list) {
+      return list.is_array() && std::all_of(list.begin(), list.end(), [](const auto& x) {
+               return x.is_number_unsigned() && x.template get<std::uint64_t>() < (std::uint64_t(1) << 62);
+             });
+    };
+    if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
+        !entry.contains("shape") || !is_sizes(entry["shape"]) || !entry.contains("data_offsets") ||
+        !is_sizes(entry["data_offsets"]) || entry["data_offsets"].size() != 2)
+      fail("the header's entry for " + name + " needs dtype, shape and two data_offsets");
+
+    Tensor tensor{entry["dtype"], entry["shape"], {}};
+    const std::uint64_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+    const Index element = dtype_size(tensor.dtype);
+    if (element == 0) fail(name + " has the unknown dtype " + tensor.dtype);
+    if (begin > end || end > data_size)
+      fail("is truncated or malformed: " + name + " has data_offsets [" + std::to_string(begin) + ", " +
+           std::to_string(end) + "] of " + std::to_string(data_size) + " bytes");
+    std::uint64_t bytes = std::uint64_t(element);
+    for (const Index d : tensor.shape) {
+      if (d != 0 && bytes > (std::uint64_t(1) << 62) / std::uint64_t(d))
+        fail(name + " has an impossible shape");
+      bytes *= std::uint64_t(d);
+    }
+    if (bytes != end - begin)
+      fail(name + " should have " + std::to_string(bytes) + " bytes by its shape, but has " +
+           std::to_string(end - begin));
+    tensor.bytes.resize(bytes);
+    in.seekg(std::streamoff(8 + header_size + begin));
+    if (bytes > 0 && !in.read(reinterpret_cast<char*>(tensor.bytes.data()), std::streamsize(bytes)))
+      fail("cannot be read");
+    file.tensors.emplace(name, std::move(tensor));
+  }
+  return file;
+}
+
+}  // namespace safetensors

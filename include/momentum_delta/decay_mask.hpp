@@ -1,0 +1,107 @@
+// Every exponential of a decay in this library. Gates are natural logs.
+//
+// In a chunk of n tokens, t and j count from 1 and 0 stands for "before the chunk". For j <= t
+//
+//   d_tj = log_mu_{j+1} + .. + log_mu_t        <= 0 for gates <= 0, and d_tt = 0
+//   D_tj = exp(d_tj)                           what is left at t of what entered M at j
+//   G_tj = alpha_t G_{t-1,j} + beta_t D_tj     what of it is in S at t;  G_{j-1,j} = 0 for j >= 1, G_00 = 0
+//   A_t  = exp(log_alpha_1 + .. + log_alpha_t) what is left at t of S before the chunk
+//
+// Column 0 is what happens to M before the chunk: D_t0 is left of it, and G_t0 of it has entered S.
+// The sums run forward from j and nothing is subtracted from them, so a reset is -inf (never inf - inf), the
+// diagonal is exactly 0, and no exponent is the difference of two large numbers. There is no logarithm,
+// division or epsilon. (Unrolling M_t = mu_t M_{t-1} - kt_t^T u_t and S_t = alpha_t S_{t-1} - beta_t M_t
+// gives the above.)
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "momentum_delta/types.hpp"
+
+namespace momentum_delta {
+
+namespace detail {
+
+// log of the smallest normal number.
+template <class Real>
+inline constexpr Real lowest_exponent =
+    (std::numeric_limits<Real>::min_exponent - 1) * std::numbers::ln2_v<Real>;
+
+}  // namespace detail
+
+// exp(x) of a log gate or a sum of log gates, with exactly 0 at -inf. A decay below the smallest normal
+// number is exactly 0 as well: the same rule for scalars and arrays, and no subnormal slows the kernels down.
+template <class Scalar>
+Scalar decay(const Scalar& x) {
+  using std::exp, std::real;
+  return real(x) < detail::lowest_exponent<detail::Real<Scalar>> ? Scalar(0) : exp(x);
+}
+
+namespace detail {
+
+// y = decay(x) element by element. Eigen's vectorised exp is 2.9e-39 (float) at -inf, not 0, and with AVX-512
+// overflows below log(max), so both ends are set here.
+template <class Scalar>
+void decay_row(const Scalar* x, Scalar* y, Index n) {
+  using Array = Eigen::Array<Scalar, Eigen::Dynamic, 1>;
+  if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
+    constexpr Scalar lowest = lowest_exponent<Scalar>;
+    constexpr Scalar highest = std::numeric_limits<Scalar>::max_exponent * std::numbers::ln2_v<Scalar> - 1;
+    Eigen::Map<Array>(y, n) = Eigen::Map<const Array>(x, n).exp();
+    for (Index i = 0; i < n; ++i) {
+      y[i] = x[i] < lowest ? Scalar(0) : y[i];
+      if (x[i] > highest) y[i] = std::exp(x[i]);
+    }
+  } else {
+    for (Index i = 0; i < n; ++i) y[i] = decay(x[i]);
+  }
+}
+
+}  // namespace detail
+
+// The decays of one chunk. Rows and columns 0 .. n; only entries with j <= t are ever written or read.
+template <class Scalar>
+class DecayMask {
+ public:
+  // Room for chunks of up to `chunk_size` tokens; build() allocates nothing.
+  explicit DecayMask(Index chunk_size)
+      : A_(chunk_size + 1),
+        d_(chunk_size + 1),
+        D_(chunk_size + 1, chunk_size + 1),
+        G_(chunk_size + 1, chunk_size + 1) {}
+
+  // log_alpha, log_mu, beta: the gates of the chunk's tokens, callable with 0 <= i < n.
+  template <class LogAlpha, class LogMu, class Beta>
+  void build(Index n, const LogAlpha& log_alpha, const LogMu& log_mu, const Beta& beta) {
+    A_[0] = Scalar(1);
+    D_(0, 0) = Scalar(1);
+    G_(0, 0) = Scalar(0);
+    d_[0] = Scalar(0);
+    Scalar a = Scalar(0);
+    for (Index t = 1; t <= n; ++t) {
+      a += log_alpha(t - 1);
+      A_[t] = decay(a);
+      d_.head(t).array() += log_mu(t - 1);  // j < t
+      d_[t] = Scalar(0);
+      detail::decay_row(d_.data(), &D_(t, 0), t + 1);
+      const Scalar alpha_t = decay(log_alpha(t - 1));
+      const Scalar beta_t = beta(t - 1);
+      G_.row(t).head(t) = alpha_t * G_.row(t - 1).head(t) + beta_t * D_.row(t).head(t);
+      G_(t, t) = beta_t;
+    }
+  }
+
+  Scalar A(Index t) const { return A_[t]; }                  // what is left of S_0
+  Scalar m(Index t) const { return D_(t, 0); }               // what is left of M_0
+  Scalar b(Index t) const { return G_(t, 0); }               // how much of M_0 has entered S
+  auto D(Index t) const { return D_.row(t).segment(1, t); }  // D_t1 .. D_tt
+  auto G(Index t) const { return G_.row(t).segment(1, t); }  // G_t1 .. G_tt
+
+ private:
+  detail::RowVector<Scalar> A_, d_;  // n + 1
+  detail::Matrix<Scalar> D_, G_;     // n + 1 x n + 1
+};
+
+}  // namespace momentum_delta

@@ -1,0 +1,19 @@
+// Eigen, without its own warnings: a program that adds Eigen's folder with -I rather than -isystem would see
+// them.
+#pragma once
+
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wall"
+#pragma GCC diagnostic ignored "-Wextra"
+#pragma GCC diagnostic ignored "-Wpedantic"
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
+
+#include <Eigen/Core>
+
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif

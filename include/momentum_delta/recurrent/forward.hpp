@@ -1,0 +1,39 @@
+// The momentum delta rule, token by token: the definition. Per head, with rows q_t, k_t, p_t of length K and
+// v_t of length V, scalar gates, and the state S, M of K x V:
+//
+//   u_t = v_t - p_t S_{t-1}                    p reads the old, undecayed S
+//   M_t = mu_t M_{t-1} - (eta_t k_t)^T u_t     momentum of the gradient of |v_t - p_t S|^2 / 2
+//   S_t = alpha_t S_{t-1} - beta_t M_t         the new M
+//   o_t = scale q_t S_t                        the new S
+#pragma once
+
+#include "momentum_delta/decay_mask.hpp"
+#include "momentum_delta/detail/head.hpp"
+
+namespace momentum_delta::detail {
+
+template <class Scalar>
+class RecurrentForward {
+ public:
+  RecurrentForward(Index K, Index V) : kt_(K), u_(V), o_(V) {}
+
+  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned.
+  void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o) {
+    for (Index t = 0; t < x.T(); ++t) {
+      const Scalar alpha = decay(x.log_alpha[t]);
+      const Scalar mu = decay(x.log_mu[t]);
+      kt_ = x.eta[t] * x.k.row(t);                   // 1 x K
+      u_ = x.v.row(t);                               // 1 x V
+      u_.noalias() -= x.p.row(t) * S;                // 1 x V
+      M = mu * M - kt_.transpose().lazyProduct(u_);  // K x V
+      S = alpha * S - x.beta[t] * M;                 // K x V
+      o_.noalias() = x.q.row(t) * S;                 // 1 x V
+      o.row(t) = x.scale * o_;                       // 1 x V
+    }
+  }
+
+ private:
+  RowVector<Scalar> kt_, u_, o_;
+};
+
+}  // namespace momentum_delta::detail

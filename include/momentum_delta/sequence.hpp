@@ -1,0 +1,80 @@
+// What a call takes and gives: Inputs, Outputs, Options. Logs are natural.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "momentum_delta/views.hpp"
+
+namespace momentum_delta {
+
+// B sequences of T tokens. q and k have HK heads, v and the gates have HV, p has either; value head h reads
+// query, key and (if it has HK heads) p head h / (HV / HK), so HK must divide HV.
+template <class Scalar>
+struct Inputs {
+  static_assert(detail::is_compute_scalar<Scalar>,
+                "momentum_delta: Scalar must be float, double, long double, or std::complex of one of them");
+
+  TokenView<const Scalar> q{};  // [B, T, HK, K]
+  TokenView<const Scalar> k{};  // [B, T, HK, K]
+  TokenView<const Scalar> v{};  // [B, T, HV, V]
+  TokenView<const Scalar> p{};  // [B, T, HK or HV, K]; the vector that reads S, exactly as used; absent: k
+
+  GateView<const Scalar> log_alpha{};  // [B, T, HV] in [-inf, 0]; absent: 0, no decay of S
+  GateView<const Scalar> log_mu{};     // [B, T, HV] in [-inf, 0]; absent: -inf, no momentum
+  GateView<const Scalar> beta{};       // [B, T, HV] finite; absent: 1
+  GateView<const Scalar> eta{};        // [B, T, HV] finite; absent: 1
+
+  StateView<const Scalar> initial_S{};  // [N, HV, K, V]; absent: 0
+  StateView<const Scalar> initial_M{};  // [N, HV, K, V]; absent: 0
+
+  // Packed sequences: B is 1 and sequence n has the tokens [cu_seqlens[n], cu_seqlens[n + 1]). The offsets
+  // start at 0, never decrease and end at T; N is one less than their number. Empty: not packed, N = B.
+  std::span<const Index> cu_seqlens{};
+
+  std::optional<Scalar> scale{};  // factor of q, finite; absent: 1 / sqrt(K)
+};
+
+// Every element is assigned. No output may share memory with an input or with another output, except that
+// final_S may be exactly the view initial_S, and final_M exactly initial_M: the state is then updated in
+// place.
+template <class Scalar>
+struct Outputs {
+  TokenView<Scalar> o{};        // [B, T, HV, V]
+  StateView<Scalar> final_S{};  // [N, HV, K, V]; absent: not wanted
+  StateView<Scalar> final_M{};  // [N, HV, K, V]; absent: not wanted
+};
+
+enum class Algorithm {
+  automatic,  // the faster form for the shape: see choose_algorithm in batch.hpp
+  recurrent,  // token by token, the definition
+  chunk,      // chunk_size tokens at a time; equal to recurrent up to rounding for every legal input
+};
+
+struct Options {
+  Algorithm algorithm = Algorithm::automatic;
+  std::optional<Index> chunk_size{};      // >= 1; absent: see choose_chunk_size in batch.hpp
+  bool allow_positive_log_gates = false;  // log_alpha and log_mu in [-inf, inf): the state may grow
+};
+
+namespace detail {
+
+struct Sizes {
+  Index B, T, HK, HV, K, V;
+  Index N;  // states: batches, or packed sequences
+};
+
+template <class Scalar>
+Sizes sizes_of(const Inputs<Scalar>& x) {
+  const Index B = x.q.shape[0];
+  return {.B = B,
+          .T = x.q.shape[1],
+          .HK = x.q.shape[2],
+          .HV = x.v.shape[2],
+          .K = x.q.shape[3],
+          .V = x.v.shape[3],
+          .N = x.cu_seqlens.empty() ? B : Index(x.cu_seqlens.size()) - 1};
+}
+
+}  // namespace detail
+}  // namespace momentum_delta

@@ -1,0 +1,140 @@
+// Views of the caller's memory. A view owns nothing and copies nothing; it must not outlive what it views.
+// Strides count elements. No Eigen type is stored, so a view means the same under every compiler flag.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+
+#include "momentum_delta/types.hpp"
+
+namespace momentum_delta {
+
+namespace detail {
+
+// What a view of const Scalar may be made from, beside its own kind.
+template <class Mutable, class Scalar>
+concept MutableOf = std::is_same_v<const Mutable, Scalar> && !std::is_const_v<Mutable>;
+
+}  // namespace detail
+
+// A strided array of `Rank` dimensions. A default-constructed view stands for an absent argument.
+template <class Scalar, std::size_t Rank>
+struct StridedView {
+  Scalar* data = nullptr;
+  std::array<Index, Rank> shape{};
+  std::array<Index, Rank> stride{};
+
+  constexpr StridedView() = default;
+  constexpr StridedView(Scalar* memory, std::array<Index, Rank> sizes, std::array<Index, Rank> strides)
+      : data(memory), shape(sizes), stride(strides) {}
+  // Contiguous, last dimension fastest.
+  constexpr StridedView(Scalar* memory, std::array<Index, Rank> sizes) : data(memory), shape(sizes) {
+    Index step = 1;
+    for (std::size_t d = Rank; d-- > 0;) {
+      stride[d] = step;
+      step *= shape[d];
+    }
+  }
+  template <detail::MutableOf<Scalar> Mutable>
+  constexpr StridedView(const StridedView<Mutable, Rank>& other)
+      : data(other.data), shape(other.shape), stride(other.stride) {}
+
+  constexpr bool absent() const { return data == nullptr && shape == std::array<Index, Rank>{}; }
+};
+
+namespace detail {
+
+template <class T>
+concept EigenDense = requires(const std::remove_cvref_t<T>& x) {
+  []<class Derived>(const Eigen::DenseBase<Derived>&) {}(x);
+};
+
+// What a view of an Eigen object needs, refused in words at compile time.
+template <class Scalar, class Argument>
+constexpr void require_viewable() {
+  using Derived = std::remove_cvref_t<Argument>;
+  static_assert((int(Derived::Flags) & int(Eigen::DirectAccessBit)) != 0,
+                "momentum_delta: pass a matrix, a map or a block; an expression has no memory to view");
+  static_assert(std::is_same_v<typename Derived::Scalar, std::remove_const_t<Scalar>>,
+                "momentum_delta: the matrix must hold the Scalar of Inputs<Scalar> and Outputs<Scalar>");
+  static_assert(bool(Derived::IsRowMajor) || bool(Derived::IsVectorAtCompileTime),
+                "momentum_delta: the matrix must be row-major (Eigen::RowMajor); a column-major one would "
+                "have to be copied");
+  static_assert(
+      std::is_lvalue_reference_v<Argument> || !std::is_base_of_v<Eigen::PlainObjectBase<Derived>, Derived>,
+      "momentum_delta: a temporary matrix is gone before its view is read; give it a name");
+  static_assert(
+      std::is_const_v<Scalar> || std::is_convertible_v<decltype(std::declval<Argument&>().data()), Scalar*>,
+      "momentum_delta: an output must not be const");
+}
+
+}  // namespace detail
+
+// Vectors of tokens, [B, T, H, D]: q, k, p (D = K), v and o (D = V). The D elements of a vector are
+// contiguous. A T x D row-major Eigen matrix, map or block is one head of one sequence: [1, T, 1, D].
+template <class Scalar>
+struct TokenView : StridedView<Scalar, 4> {
+  using StridedView<Scalar, 4>::StridedView;
+  constexpr TokenView() = default;
+  template <detail::MutableOf<Scalar> Mutable>
+  constexpr TokenView(const TokenView<Mutable>& other) : StridedView<Scalar, 4>(other) {}
+  template <detail::EigenDense Argument>
+  TokenView(Argument&& m)
+      : StridedView<Scalar, 4>(m.data(), {1, m.rows(), 1, m.cols()},
+                               {m.rows() * m.rowStride(), m.rowStride(), m.cols(), m.colStride()}) {
+    detail::require_viewable<Scalar, Argument>();
+  }
+
+  // Tokens [t, t + count) of one head: count x D.
+  detail::RowsMap<Scalar> rows(Index b, Index h, Index t, Index count) const {
+    const auto& s = this->stride;
+    return {this->data + b * s[0] + t * s[1] + h * s[2], count, this->shape[3], Eigen::OuterStride<>(s[1])};
+  }
+};
+
+// One number a token and value head, [B, T, H]: log_alpha, log_mu, beta, eta. Any strides.
+// An Eigen vector of length T is one head of one sequence; a T x H row-major matrix is H heads of one.
+template <class Scalar>
+struct GateView : StridedView<Scalar, 3> {
+  using StridedView<Scalar, 3>::StridedView;
+  constexpr GateView() = default;
+  template <detail::MutableOf<Scalar> Mutable>
+  constexpr GateView(const GateView<Mutable>& other) : StridedView<Scalar, 3>(other) {}
+  template <detail::EigenDense Argument>
+  GateView(Argument&& m) : StridedView<Scalar, 3>(m.data(), {1, m.rows(), m.cols()}, {0, 0, 0}) {
+    detail::require_viewable<Scalar, Argument>();
+    if constexpr (std::remove_cvref_t<Argument>::IsVectorAtCompileTime) {
+      this->shape = {1, m.size(), 1};
+      this->stride = {m.size() * m.innerStride(), m.innerStride(), 1};
+    } else {
+      this->stride = {m.rows() * m.rowStride(), m.rowStride(), m.colStride()};
+    }
+  }
+};
+
+// S or M of every sequence and value head, [N, H, K, V]; N is B, or the number of packed sequences.
+// The V elements of a row are contiguous. A K x V row-major Eigen matrix, map or block is one head: [1, 1, K,
+// V].
+template <class Scalar>
+struct StateView : StridedView<Scalar, 4> {
+  using StridedView<Scalar, 4>::StridedView;
+  constexpr StateView() = default;
+  template <detail::MutableOf<Scalar> Mutable>
+  constexpr StateView(const StateView<Mutable>& other) : StridedView<Scalar, 4>(other) {}
+  template <detail::EigenDense Argument>
+  StateView(Argument&& m)
+      : StridedView<Scalar, 4>(
+            m.data(), {1, 1, m.rows(), m.cols()},
+            {m.rows() * m.rowStride(), m.rows() * m.rowStride(), m.rowStride(), m.colStride()}) {
+    detail::require_viewable<Scalar, Argument>();
+  }
+
+  // One head's state: K x V.
+  detail::RowsMap<Scalar> matrix(Index n, Index h) const {
+    const auto& s = this->stride;
+    return {this->data + n * s[0] + h * s[1], this->shape[2], this->shape[3], Eigen::OuterStride<>(s[2])};
+  }
+};
+
+}  // namespace momentum_delta
