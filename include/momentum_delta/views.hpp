@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 #include "momentum_delta/types.hpp"
 
@@ -50,13 +51,21 @@ concept EigenDense = requires(const std::remove_cvref_t<T>& x) {
   []<class Derived>(const Eigen::DenseBase<Derived>&) {}(x);
 };
 
-// What a view of an Eigen object needs, refused in words at compile time.
+template <class Scalar>
+struct EigenMemory {
+  Scalar* data = nullptr;
+  Index rows = 0, cols = 0, row_stride = 0, col_stride = 0;
+};
+
+// Where an Eigen object lies, or a refusal in words at compile time.
 template <class Scalar, class Argument>
-constexpr void require_viewable() {
+EigenMemory<Scalar> memory_of(Argument&& m) {
   using Derived = std::remove_cvref_t<Argument>;
-  static_assert((int(Derived::Flags) & int(Eigen::DirectAccessBit)) != 0,
+  constexpr bool in_memory = (int(Derived::Flags) & int(Eigen::DirectAccessBit)) != 0;
+  constexpr bool same_scalar = std::is_same_v<typename Derived::Scalar, std::remove_const_t<Scalar>>;
+  static_assert(in_memory,
                 "momentum_delta: pass a matrix, a map or a block; an expression has no memory to view");
-  static_assert(std::is_same_v<typename Derived::Scalar, std::remove_const_t<Scalar>>,
+  static_assert(same_scalar,
                 "momentum_delta: the matrix must hold the Scalar of Inputs<Scalar> and Outputs<Scalar>");
   static_assert(bool(Derived::IsRowMajor) || bool(Derived::IsVectorAtCompileTime),
                 "momentum_delta: the matrix must be row-major (Eigen::RowMajor); a column-major one would "
@@ -64,9 +73,12 @@ constexpr void require_viewable() {
   static_assert(
       std::is_lvalue_reference_v<Argument> || !std::is_base_of_v<Eigen::PlainObjectBase<Derived>, Derived>,
       "momentum_delta: a temporary matrix is gone before its view is read; give it a name");
-  static_assert(
-      std::is_const_v<Scalar> || std::is_convertible_v<decltype(std::declval<Argument&>().data()), Scalar*>,
-      "momentum_delta: an output must not be const");
+  if constexpr (in_memory && same_scalar) {
+    constexpr bool writable = std::is_convertible_v<decltype(m.data()), Scalar*>;
+    static_assert(writable, "momentum_delta: an output must not be const");
+    if constexpr (writable) return {m.data(), m.rows(), m.cols(), m.rowStride(), m.colStride()};
+  }
+  return {};
 }
 
 }  // namespace detail
@@ -80,17 +92,18 @@ struct TokenView : StridedView<Scalar, 4> {
   template <detail::MutableOf<Scalar> Mutable>
   constexpr TokenView(const TokenView<Mutable>& other) : StridedView<Scalar, 4>(other) {}
   template <detail::EigenDense Argument>
-  TokenView(Argument&& m)
-      : StridedView<Scalar, 4>(m.data(), {1, m.rows(), 1, m.cols()},
-                               {m.rows() * m.rowStride(), m.rowStride(), m.cols(), m.colStride()}) {
-    detail::require_viewable<Scalar, Argument>();
-  }
+  TokenView(Argument&& m) : TokenView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {}
 
   // Tokens [t, t + count) of one head: count x D.
   detail::RowsMap<Scalar> rows(Index b, Index h, Index t, Index count) const {
     const auto& s = this->stride;
     return {this->data + b * s[0] + t * s[1] + h * s[2], count, this->shape[3], Eigen::OuterStride<>(s[1])};
   }
+
+ private:
+  explicit TokenView(const detail::EigenMemory<Scalar>& m)
+      : StridedView<Scalar, 4>(m.data, {1, m.rows, 1, m.cols},
+                               {m.rows * m.row_stride, m.row_stride, m.cols, m.col_stride}) {}
 };
 
 // One number a token and value head, [B, T, H]: log_alpha, log_mu, beta, eta. Any strides.
@@ -102,14 +115,15 @@ struct GateView : StridedView<Scalar, 3> {
   template <detail::MutableOf<Scalar> Mutable>
   constexpr GateView(const GateView<Mutable>& other) : StridedView<Scalar, 3>(other) {}
   template <detail::EigenDense Argument>
-  GateView(Argument&& m) : StridedView<Scalar, 3>(m.data(), {1, m.rows(), m.cols()}, {0, 0, 0}) {
-    detail::require_viewable<Scalar, Argument>();
-    if constexpr (std::remove_cvref_t<Argument>::IsVectorAtCompileTime) {
-      this->shape = {1, m.size(), 1};
-      this->stride = {m.size() * m.innerStride(), m.innerStride(), 1};
-    } else {
-      this->stride = {m.rows() * m.rowStride(), m.rowStride(), m.colStride()};
-    }
+  GateView(Argument&& m)
+      : GateView(detail::memory_of<Scalar>(std::forward<Argument>(m)),
+                 bool(std::remove_cvref_t<Argument>::IsVectorAtCompileTime)) {}
+
+ private:
+  GateView(const detail::EigenMemory<Scalar>& m, bool vector)
+      : StridedView<Scalar, 3>(m.data, {1, m.rows, m.cols},
+                               {m.rows * m.row_stride, m.row_stride, m.col_stride}) {
+    if (vector && m.rows == 1) *this = GateView({m.data, m.cols, 1, m.col_stride, 1}, false);
   }
 };
 
@@ -123,18 +137,18 @@ struct StateView : StridedView<Scalar, 4> {
   template <detail::MutableOf<Scalar> Mutable>
   constexpr StateView(const StateView<Mutable>& other) : StridedView<Scalar, 4>(other) {}
   template <detail::EigenDense Argument>
-  StateView(Argument&& m)
-      : StridedView<Scalar, 4>(
-            m.data(), {1, 1, m.rows(), m.cols()},
-            {m.rows() * m.rowStride(), m.rows() * m.rowStride(), m.rowStride(), m.colStride()}) {
-    detail::require_viewable<Scalar, Argument>();
-  }
+  StateView(Argument&& m) : StateView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {}
 
   // One head's state: K x V.
   detail::RowsMap<Scalar> matrix(Index n, Index h) const {
     const auto& s = this->stride;
     return {this->data + n * s[0] + h * s[1], this->shape[2], this->shape[3], Eigen::OuterStride<>(s[2])};
   }
+
+ private:
+  explicit StateView(const detail::EigenMemory<Scalar>& m)
+      : StridedView<Scalar, 4>(m.data, {1, 1, m.rows, m.cols},
+                               {m.rows * m.row_stride, m.rows * m.row_stride, m.row_stride, m.col_stride}) {}
 };
 
 }  // namespace momentum_delta

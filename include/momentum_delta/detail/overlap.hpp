@@ -14,8 +14,9 @@ struct Footprint {
   std::uintptr_t begin = 0;
   Index run = 0;  // 0: touches nothing
   std::size_t levels = 0;
-  std::array<Index, 4> count{}, stride{};
-  std::array<Index, 5> extent{};  // bytes from the first to past the last, of levels d and below
+  static constexpr std::size_t max_levels = 4;
+  std::array<Index, max_levels> count{}, stride{};
+  std::array<Index, max_levels + 1> extent{};  // bytes from the first to past the last, of levels d and below
 
   template <class Scalar, std::size_t Rank>
   explicit Footprint(const StridedView<Scalar, Rank>& view)
@@ -44,7 +45,7 @@ struct Footprint {
   bool touches(std::uintptr_t lo, std::uintptr_t hi, std::uintptr_t at, std::size_t d = 0) const {
     const Index from = Index(lo - at), to = Index(hi - at);  // relative to `at`, may be negative
     if (run == 0 || to <= 0 || from >= extent[d]) return false;
-    if (d == levels) return true;
+    if (d == levels || d == max_levels) return true;
     const Index first = std::max<Index>(0, from - extent[d + 1] + 1);
     const Index i0 = (first + stride[d] - 1) / stride[d], i1 = std::min(count[d] - 1, (to - 1) / stride[d]);
     for (Index i = i0; i <= i1; ++i) {
@@ -55,7 +56,7 @@ struct Footprint {
 
   template <class Visit>  // visit(lo) for the start of every run, until one returns true
   bool any_run(const Visit& visit, std::uintptr_t at, std::size_t d = 0) const {
-    if (d == levels) return visit(at);
+    if (d == levels || d == max_levels) return visit(at);
     for (Index i = 0; i < count[d]; ++i) {
       if (any_run(visit, at + std::uintptr_t(i * stride[d]), d + 1)) return true;
     }

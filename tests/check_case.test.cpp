@@ -1,0 +1,205 @@
+// The check_case program as its users run it: output, exit status, and files that are not what they should
+// be.
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "support/catch.hpp"
+#include "support/problem.hpp"
+
+using namespace test;
+
+namespace {
+
+struct Run {
+  int status;
+  std::string output;  // standard output and error
+  bool says(const std::string& text) const { return output.find(text) != std::string::npos; }
+};
+
+Run check_case(const std::string& arguments) {
+  FILE* pipe = popen((std::string(CHECK_CASE) + " " + arguments + " 2>&1").c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Run run{0, {}};
+  char buffer[4096];
+  for (std::size_t n; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) run.output.append(buffer, n);
+  run.status = WEXITSTATUS(pclose(pipe));
+  return run;
+}
+
+// A .safetensors file that is gone with its owner.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    static int count = 0;
+    path = (std::filesystem::temp_directory_path() /
+            ("check_case_" + std::to_string(getpid()) + "_" + std::to_string(count++) + ".safetensors"))
+               .string();
+  }
+  ~TemporaryFile() { std::filesystem::remove(path); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void write(const std::string& header, const std::string& data) const {
+    std::ofstream out(path, std::ios::binary);
+    const std::uint64_t size = header.size();
+    out.write(reinterpret_cast<const char*>(&size), 8) << header << data;
+  }
+  std::string path;
+};
+
+template <class Stored, class Tensors>
+void write_case(const TemporaryFile& file, const std::string& dtype, const Tensors& tensors) {
+  nlohmann::json header;
+  std::string data;
+  for (const auto& [name, array] : tensors) {
+    const std::size_t begin = data.size();
+    for (const double value : array->values) {
+      const Stored stored = static_cast<Stored>(value);
+      data.append(reinterpret_cast<const char*>(&stored), sizeof stored);
+    }
+    header[name] = {{"dtype", dtype}, {"shape", array->shape}, {"data_offsets", {begin, data.size()}}};
+  }
+  file.write(header.dump(), data);
+}
+
+const std::string golden = TEST_DATA_DIR "/ragged_with_initial_state.safetensors";
+
+}  // namespace
+
+TEST_CASE("check_case prints a line for each file, kernel, chunk, scalar and tensor") {
+  const Run run = check_case("--chunk 1,16 " + golden);
+  CHECK(run.status == 0);
+  std::istringstream lines(run.output);
+  int count = 0;
+  for (std::string line; std::getline(lines, line) && line.find('\t') != std::string::npos; ++count) {
+    CHECK(std::count(line.begin(), line.end(), '\t') == 6);
+    CHECK(line.starts_with(golden + "\t"));
+  }
+  CHECK(count == 2 * 3 * 3);  // float, double; recurrent, chunk 1, chunk 16; o, final_S, final_M
+  CHECK(run.says("\nragged") == false);
+  CHECK(run.output.ends_with("\n18 passed, 0 failed\n"));
+
+  const Run one = check_case("--kernel recurrent --scalar double " + golden);
+  CHECK(one.output.ends_with("\n3 passed, 0 failed\n"));
+  CHECK(one.says("\trecurrent\t-\tdouble\tfinal_M\t"));
+}
+
+TEST_CASE("check_case fails on an error above the bound") {
+  const Run run = check_case("--max-error 1e-20 --kernel recurrent --scalar float " + golden);
+  CHECK(run.status == 1);
+  CHECK(run.output.ends_with("\n0 passed, 3 failed\n"));
+}
+
+TEST_CASE("check_case without expected values compares with the recurrence in double, in every dtype") {
+  const Problem<double> x = random_problem(1, {.T = 12, .HK = 1, .HV = 2});
+  const std::vector<std::pair<std::string, const Array<double>*>> tensors = {
+      {"q", &x.q}, {"k", &x.k}, {"v", &x.v}, {"log_mu", &x.log_mu}};
+  const TemporaryFile file;
+  const auto passes = [&] {
+    const Run run = check_case("--chunk 5 " + file.path);
+    INFO(run.output);
+    CHECK(run.status == 0);
+    CHECK(run.output.ends_with("\n12 passed, 0 failed\n"));
+  };
+  write_case<float>(file, "F32", tensors);
+  passes();
+  write_case<double>(file, "F64", tensors);
+  passes();
+  write_case<Eigen::bfloat16>(file, "BF16", tensors);
+  passes();
+  write_case<Eigen::half>(file, "F16", tensors);
+  passes();
+}
+
+TEST_CASE("check_case sees a wrong value and a NaN") {
+  Problem<double> x = random_problem(1, {.T = 12});
+  Results<double> y = examples::run(x.as<double>(), recurrent());
+  std::vector<std::pair<std::string, const Array<double>*>> tensors = {{"q", &x.q},
+                                                                       {"k", &x.k},
+                                                                       {"v", &x.v},
+                                                                       {"p", &x.p},
+                                                                       {"log_mu", &x.log_mu},
+                                                                       {"beta", &x.beta},
+                                                                       {"eta", &x.eta},
+                                                                       {"log_alpha", &x.log_alpha},
+                                                                       {"initial_S", &x.initial_S},
+                                                                       {"initial_M", &x.initial_M},
+                                                                       {"o", &y.o}};
+  const TemporaryFile file;
+  write_case<double>(file, "F64", tensors);
+  CHECK(check_case(file.path).status == 0);
+  y.o.values[3] += 0.1;
+  write_case<double>(file, "F64", tensors);
+  CHECK(check_case(file.path).status == 1);
+  y.o.values[3] = std::nan("");
+  write_case<double>(file, "F64", tensors);
+  CHECK(check_case(file.path).status == 1);
+}
+
+TEST_CASE("check_case exits with 2 for unusable input and says why") {
+  const auto refused = [](const std::string& arguments, const std::string& why) {
+    const Run run = check_case(arguments);
+    INFO(run.output);
+    CHECK(run.status == 2);
+    CHECK(run.says(why));
+  };
+  refused("", "no file given");
+  refused("--chunk 0 " + golden, "--chunk takes integers >= 1, not \"0\"");
+  refused("--chunk 4, " + golden, "--chunk takes integers >= 1, not \"\"");
+  refused("--chunk 4x " + golden, "--chunk takes integers >= 1, not \"4x\"");
+  refused("--kernel fused " + golden, "--kernel takes");
+  refused("--scalar half " + golden, "--scalar takes");
+  refused("--max-error -1 " + golden, "--max-error takes");
+  refused("--max-error", "--max-error needs a value");
+  refused("--backwards " + golden, "unknown option --backwards");
+  refused("/nonexistent.safetensors", "/nonexistent.safetensors: No such file");
+
+  const TemporaryFile file;
+  std::ofstream(file.path) << "abc";
+  refused(file.path, "is shorter than its 8-byte header size");
+  std::filesystem::copy_file(golden, file.path, std::filesystem::copy_options::overwrite_existing);
+  const auto size = std::filesystem::file_size(file.path);
+  std::filesystem::resize_file(file.path, size - 8);
+  refused(file.path, "is truncated or malformed");
+  std::filesystem::resize_file(file.path, 100);
+  refused(file.path, "is truncated: its header should have");
+  const std::string zeros(64, '\0');
+  const auto with_header = [&](const std::string& header, const std::string& why) {
+    file.write(header, zeros);
+    refused(file.path, why);
+  };
+  with_header("{\"q\": ", "its header is not a JSON object");
+  with_header("[]", "its header is not a JSON object");
+  with_header(R"({"q": 3})", "entry for q needs dtype, shape and two data_offsets");
+  with_header(R"({"q": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}})", "entry for q needs");
+  with_header(R"({"q": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}})",
+              "is truncated or malformed: q has data_offsets [4, 0]");
+  with_header(R"({"q": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}})",
+              "q has the unknown dtype F31");
+  with_header(R"({"q": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4]}})",
+              "q should have 12 bytes by its shape, but has 4");
+  with_header(
+      R"({"q": {"dtype": "F32", "shape": [4611686018427387903, 4611686018427387903], "data_offsets": [0, 4]}})",
+      "q has an impossible shape");
+  with_header(R"({"q": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}})",
+              "q has 1 dimensions, not 4");
+  with_header(R"({"q": {"dtype": "I32", "shape": [1,1,1,4], "data_offsets": [0, 16]}})",
+              "q has dtype I32, not F32, F64, BF16 or F16");
+  with_header(R"({"q": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]}})", "k is missing");
+  const std::string q = R"("q": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]},)";
+  const std::string k = R"("k": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]},)";
+  const std::string v = R"("v": {"dtype": "F32", "shape": [1,1,1,2], "data_offsets": [0, 8]})";
+  with_header("{" + q + k + v + R"(, "__metadata__": {"scale": "0.5x"}})",
+              "its scale, \"0.5x\", is not a number");
+  with_header("{" + q + k + v + R"(, "o": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]}})",
+              "o has not the shape that q, k and v call for");
+  with_header("{" + q + k + v + R"(, "beta": {"dtype": "F32", "shape": [1,1,2], "data_offsets": [0, 8]}})",
+              "beta has shape [1, 1, 2], not [B, T, HV] = [1, 1, 1]");
+  file.write("{" + q + k + v + "}", zeros);
+  CHECK(check_case(file.path).status == 0);  // all zero, and so is the reference
+}

@@ -1,0 +1,25 @@
+// One mistake at a time, chosen by a macro; without one this compiles.
+#include <momentum_delta/momentum_delta.hpp>
+
+using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+void mistake(const Rows& q, const Rows& k, const Rows& v, Rows& o, const Eigen::MatrixXf& column_major) {
+  momentum_delta::Inputs<float> x{.q = q, .k = k, .v = v};
+  momentum_delta::Outputs<float> y{.o = o};
+#if defined(COLUMN_MAJOR)
+  x.q = column_major;
+#elif defined(WRONG_SCALAR)
+  const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> wide = q.cast<double>();
+  x.q = wide;
+#elif defined(TEMPORARY)
+  x.q = Rows(2 * q);
+#elif defined(EXPRESSION)
+  x.q = 2 * q;
+#elif defined(CONST_OUTPUT)
+  y.o = v;
+#elif defined(INTEGER_SCALAR)
+  momentum_delta::Inputs<int> z;
+#endif
+  momentum_delta::forward(x, y);
+  static_cast<void>(column_major);
+}

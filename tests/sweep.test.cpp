@@ -1,0 +1,91 @@
+// The chunk form equals the recurrence for every log_mu and log_alpha, drawn independently.
+#include "../examples/support/log_domain_form.hpp"
+#include "support/catch.hpp"
+#include "support/problem.hpp"
+
+using namespace test;
+
+namespace {
+
+// Every pair of levels, each constant, as a spike, and (levels ignored) drawn anew for every token.
+template <class Visit>
+void for_each_gates(const Visit& visit) {
+  for (const double log_alpha : log_gates) {
+    for (const double log_mu : log_gates) {
+      visit(Gates{constant(log_alpha), constant(log_mu), any_rate(), any_rate()});
+      visit(Gates{spike(log_alpha, 20), spike(log_mu, 30), any_rate(), any_rate()});
+      visit(Gates{any_log_gate(), any_log_gate(), any_rate(), any_rate()});
+    }
+  }
+}
+
+// The worst ratio of `form` to its budget over the whole sweep.
+template <class Scalar, class Form>
+double sweep(const Form& form) {
+  double worst = 0;
+  std::uint64_t seed = 0;
+  for_each_gates([&](const Gates& gates) {
+    const Problem<double> x = random_problem(++seed, {.T = 133}, gates);
+    const Results<long double> exact = oracle(x);
+    const Problem<Scalar> xs = x.as<Scalar>();
+    const Results<Scalar> r = examples::run(xs, recurrent());
+    for (const Index C : {1, 2, 3, 16, 64, 128}) {
+      worst = std::max(worst, worst_ratio(form(xs, C), r, exact));
+    }
+  });
+  return worst;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("chunk equals recurrence over independent sweeps of log_mu and log_alpha", "", float,
+                   double) {
+  const double worst = sweep<TestType>([](const auto& x, Index C) { return examples::run(x, chunk(C)); });
+  WARN("worst ratio to the budget: " << worst);
+  CHECK(worst <= 1);
+}
+
+TEMPLATE_TEST_CASE("the recurrence is exact over the sweeps", "", float, double) {
+  double worst = 0;
+  std::uint64_t seed = 0;
+  for_each_gates([&](const Gates& gates) {
+    const Problem<double> x = random_problem(++seed, {.T = 133}, gates);
+    const Results<long double> exact = oracle(x);
+    const Results<TestType> y = examples::run(x.as<TestType>(), recurrent());
+    for (const double e :
+         {rel_rms(y.o, exact.o), rel_rms(y.final_S, exact.final_S), rel_rms(y.final_M, exact.final_M)})
+      worst = std::isnan(e) ? infinity : std::max(worst, e);
+  });
+  // A rounding error of eps / 2 a step, amplified by the growth that the rates allow: 1e2 eps covers 133
+  // steps.
+  CHECK(worst <= 1e2 * double(std::numeric_limits<TestType>::epsilon()));
+}
+
+TEST_CASE("negative controls fail the sweep") {
+  SECTION("the published log-domain form") {
+    CHECK(sweep<float>([](const auto& x, Index C) { return examples::log_domain_form(x, C); }) > 1e3);
+    CHECK(sweep<double>([](const auto& x, Index C) { return examples::log_domain_form(x, C); }) > 1e3);
+  }
+  SECTION("a zero output") {
+    CHECK(sweep<float>([](const auto& x, Index C) {
+            auto y = examples::run(x, chunk(C));
+            y.o = examples::zeros<float>(y.o.shape);
+            return y;
+          }) > 1e3);
+  }
+  SECTION("mu off by one rounding error of 1e-4") {
+    CHECK(sweep<float>([](auto x, Index C) {
+            for (float& g : x.log_mu.values) g *= 1.0001f;
+            return examples::run(x, chunk(C));
+          }) > 1);
+  }
+}
+
+TEST_CASE("the published form is right where nothing cancels, so its failure is the gates'") {
+  Gates gates{constant(-0.01), constant(-0.01), uniform(0.5, 1), constant(1)};
+  const Problem<double> x = random_problem(1, {.T = 64}, gates);
+  CHECK(rel_rms(examples::log_domain_form(x, 16).o, oracle(x).o) < 1e-4);  // beta + 1e-6 is part of that form
+  gates.log_mu = constant(-2);
+  CHECK(!(rel_rms(examples::log_domain_form(random_problem(1, {.T = 64}, gates).as<float>(), 64).o,
+                  oracle(random_problem(1, {.T = 64}, gates)).o) < 0.1));
+}
