@@ -36,13 +36,15 @@ void forward(benchmark::State& state, md::Algorithm algorithm, md::Index K, md::
 
 template <class Scalar>
 void add(const std::string& scalar) {
-  for (const auto& [K, V] : {std::pair<md::Index, md::Index>{64, 64}, {128, 128}, {128, 256}, {256, 512}}) {
+  struct Shape {
+    md::Index K, V;
+  };
+  for (const Shape s : {Shape{64, 64}, {128, 128}, {128, 256}, {256, 512}}) {
     const auto name = [&](const std::string& algorithm, md::Index chunk_size) {
-      return "forward/" + algorithm + "/" + scalar + "/K:" + std::to_string(K) + "/V:" + std::to_string(V) +
-             "/chunk:" + std::to_string(chunk_size);
+      return "forward/" + algorithm + "/" + scalar + "/K:" + std::to_string(s.K) +
+             "/V:" + std::to_string(s.V) + "/chunk:" + std::to_string(chunk_size);
     };
-    const auto add_one = [&, K = K, V = V](const std::string& label, md::Algorithm algorithm,
-                                           md::Index chunk_size) {
+    const auto add_one = [&](const std::string& label, md::Algorithm algorithm, md::Index chunk_size) {
       benchmark::RegisterBenchmark(name(label, chunk_size).c_str(), forward<Scalar>, algorithm, K, V,
                                    chunk_size);
     };
