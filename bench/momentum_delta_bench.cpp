@@ -45,7 +45,7 @@ void add(const std::string& scalar) {
              "/V:" + std::to_string(s.V) + "/chunk:" + std::to_string(chunk_size);
     };
     const auto add_one = [&](const std::string& label, md::Algorithm algorithm, md::Index chunk_size) {
-      benchmark::RegisterBenchmark(name(label, chunk_size).c_str(), forward<Scalar>, algorithm, K, V,
+      benchmark::RegisterBenchmark(name(label, chunk_size).c_str(), forward<Scalar>, algorithm, s.K, s.V,
                                    chunk_size);
     };
     add_one("automatic", md::Algorithm::automatic, 0);
