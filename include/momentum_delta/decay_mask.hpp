@@ -14,6 +14,7 @@
 // gives the above.)
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -42,17 +43,24 @@ Scalar decay(const Scalar& x) {
 namespace detail {
 
 // y = decay(x) element by element. Eigen's vectorised exp is 2.9e-39 (float) at -inf, not 0, and with AVX-512
-// overflows below log(max), so both ends are set here.
+// overflows below log(max), so both ends are set here. Blocks of fixed size, the last one padded, make every
+// element take the vectorised path: the result depends on x alone, not on where in a row or at what address
+// it stands.
 template <class Scalar>
 void decay_row(const Scalar* x, Scalar* y, Index n) {
-  using Array = Eigen::Array<Scalar, Eigen::Dynamic, 1>;
   if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
     constexpr Scalar lowest = lowest_exponent<Scalar>;
     constexpr Scalar highest = std::numeric_limits<Scalar>::max_exponent * std::numbers::ln2_v<Scalar> - 1;
-    Eigen::Map<Array>(y, n) = Eigen::Map<const Array>(x, n).exp();
-    for (Index i = 0; i < n; ++i) {
-      y[i] = x[i] < lowest ? Scalar(0) : y[i];
-      if (x[i] > highest) y[i] = std::exp(x[i]);
+    constexpr int block = 16;
+    for (Index from = 0; from < n; from += block) {
+      const int size = int(std::min<Index>(block, n - from));
+      Eigen::Array<Scalar, block, 1> e = Eigen::Array<Scalar, block, 1>::Zero();
+      std::copy_n(x + from, size, e.data());
+      e = e.exp().eval();
+      for (int i = 0; i < size; ++i) {
+        const Scalar x_i = x[from + i];
+        y[from + i] = x_i < lowest ? Scalar(0) : x_i > highest ? std::exp(x_i) : e[i];
+      }
     }
   } else {
     for (Index i = 0; i < n; ++i) y[i] = decay(x[i]);

@@ -27,6 +27,7 @@ class ChunkForward {
       : chunk_size_(chunk_size),
         mask_(chunk_size),
         q_(chunk_size, K),
+        p_(chunk_size, K),
         kt_(chunk_size, K),
         kG_(chunk_size, K),
         kD_(chunk_size, K),
@@ -54,15 +55,18 @@ class ChunkForward {
   void chunk(const Head<Scalar>& x, Index t0, const Size& size, MatrixRef<Scalar> S, MatrixRef<Scalar> M,
              RowsMap<Scalar> o_out) {
     const Index n = size;
-    auto q = q_.topRows(size), kt = kt_.topRows(size), kG = kG_.topRows(size), kD = kD_.topRows(size);
+    auto q = q_.topRows(size), p = p_.topRows(size), kt = kt_.topRows(size), kG = kG_.topRows(size),
+         kD = kD_.topRows(size);
     auto pk = pk_.topLeftCorner(size, size), qk = qk_.topLeftCorner(size, size);
     auto u = u_.topRows(size), o = o_.topRows(size), xM = xM_.topRows(size);
-    const auto p = x.p.middleRows(t0, size);
 
     mask_.build(
         n, [&](Index i) { return x.log_alpha[t0 + i]; }, [&](Index i) { return x.log_mu[t0 + i]; },
         [&](Index i) { return x.beta[t0 + i]; });
+    // Copies at fixed alignment: Eigen's small products sum in an order that depends on the address of their
+    // operands.
     q = x.scale * x.q.middleRows(t0, size);                                     // n x K
+    p = x.p.middleRows(t0, size);                                               // n x K
     for (Index i = 0; i < n; ++i) kt.row(i) = x.eta[t0 + i] * x.k.row(t0 + i);  // n x K
 
     // (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0)
@@ -97,9 +101,9 @@ class ChunkForward {
 
   Index chunk_size_;
   DecayMask<Scalar> mask_;
-  Matrix<Scalar> q_, kt_, kG_, kD_;  // n x K
-  Matrix<Scalar> pk_, qk_;           // n x n
-  Matrix<Scalar> u_, o_, xM_;        // n x V
+  Matrix<Scalar> q_, p_, kt_, kG_, kD_;  // n x K
+  Matrix<Scalar> pk_, qk_;               // n x n
+  Matrix<Scalar> u_, o_, xM_;            // n x V
 };
 
 }  // namespace momentum_delta::detail
