@@ -28,6 +28,7 @@ struct Arguments {
   bool recurrent = true, chunk = true;
   std::vector<Index> chunks = {64};
   bool single = true, twice = true;  // float, double
+  bool backward = false;
   std::optional<double> max_error;
   std::vector<std::string> files;
 };
@@ -53,6 +54,10 @@ Arguments parse(int argc, char** argv) {
     const std::string flag = argv[i];
     if (!flag.starts_with("--")) {
       a.files.push_back(flag);
+      continue;
+    }
+    if (flag == "--backward") {
+      a.backward = true;
       continue;
     }
     if (flag != "--kernel" && flag != "--chunk" && flag != "--scalar" && flag != "--max-error")
@@ -100,8 +105,16 @@ class Checker {
     Case c = read_case(file);
     if (c.expected.o.absent() && c.expected.final_S.absent() && c.expected.final_M.absent())
       c.expected = run(c.problem, options(Algorithm::recurrent, {}));
-    if (arguments_.single) kernels(file, "float", c.problem.as<float>(), c.expected, 3e-6);
-    if (arguments_.twice) kernels(file, "double", c.problem, c.expected, 1e-13);
+    if (arguments_.backward) {
+      if (c.upstream.absent())
+        throw std::runtime_error("--backward needs a file with do, dfinal_S or dfinal_M");
+      bool given = false;
+      Gradients<double>::for_each(
+          [&](const char*, auto member) { given |= !(c.gradients.*member).absent(); });
+      if (!given) c.gradients = run_backward(c.problem, c.upstream, options(Algorithm::recurrent, {}));
+    }
+    if (arguments_.single) kernels<float>(file, "float", c, 3e-6, 1e-5);
+    if (arguments_.twice) kernels<double>(file, "double", c, 1e-13, 1e-12);
   }
 
  private:
@@ -110,25 +123,40 @@ class Checker {
   }
 
   template <class Scalar>
-  void kernels(const std::string& file, const char* scalar, const Problem<Scalar>& x,
-               const Results<double>& expected, double bound) {
-    bound = arguments_.max_error.value_or(bound);
-    const auto compare = [&](const std::string& kernel, const Results<Scalar>& y) {
-      const auto tensor = [&](const char* name, const Array<Scalar>& value, const Array<double>& reference) {
+  void kernels(const std::string& file, const char* scalar, const Case& c, double value_bound,
+               double gradient_bound) {
+    const Problem<Scalar> x = c.problem.as<Scalar>();
+    const auto compare = [&](const std::string& kernel, const momentum_delta::Options& options) {
+      const auto tensor = [&](const char* name, const Array<Scalar>& value, const Array<double>& reference,
+                              double bound) {
         if (reference.absent()) return;
         const Error e = error_of(value, reference);
         std::printf("%s\t%s\t%s\t%s\t%.3e\t%.3e\n", file.c_str(), kernel.c_str(), scalar, name, e.rel_rms,
                     e.max_rel);
-        ++(e.rel_rms <= bound ? passed : failed);  // a NaN fails
+        ++(e.rel_rms <= arguments_.max_error.value_or(bound) ? passed : failed);  // a NaN fails
       };
-      tensor("o", y.o, expected.o);
-      tensor("final_S", y.final_S, expected.final_S);
-      tensor("final_M", y.final_M, expected.final_M);
+      const Results<Scalar> y = run(x, options);
+      tensor("o", y.o, c.expected.o, value_bound);
+      tensor("final_S", y.final_S, c.expected.final_S, value_bound);
+      tensor("final_M", y.final_M, c.expected.final_M, value_bound);
+      if (!arguments_.backward) return;
+      const Gradients<Scalar> dx = run_backward(x, c.upstream.as<Scalar>(), options);
+      const Gradients<double>& expected = c.gradients;
+      tensor("dq", dx.dq, expected.dq, gradient_bound);
+      tensor("dk", dx.dk, expected.dk, gradient_bound);
+      tensor("dv", dx.dv, expected.dv, gradient_bound);
+      tensor("dp", dx.dp, expected.dp, gradient_bound);
+      tensor("dlog_alpha", dx.dlog_alpha, expected.dlog_alpha, gradient_bound);
+      tensor("dlog_mu", dx.dlog_mu, expected.dlog_mu, gradient_bound);
+      tensor("dbeta", dx.dbeta, expected.dbeta, gradient_bound);
+      tensor("deta", dx.deta, expected.deta, gradient_bound);
+      tensor("dinitial_S", dx.dinitial_S, expected.dinitial_S, gradient_bound);
+      tensor("dinitial_M", dx.dinitial_M, expected.dinitial_M, gradient_bound);
     };
-    if (arguments_.recurrent) compare("recurrent\t-", run(x, options(Algorithm::recurrent, {})));
+    if (arguments_.recurrent) compare("recurrent\t-", options(Algorithm::recurrent, {}));
     if (!arguments_.chunk) return;
     for (const Index size : arguments_.chunks)
-      compare("chunk\t" + std::to_string(size), run(x, options(Algorithm::chunk, size)));
+      compare("chunk\t" + std::to_string(size), options(Algorithm::chunk, size));
   }
 
   const Arguments& arguments_;
@@ -143,7 +171,7 @@ int main(int argc, char** argv) {
   } catch (const UsageError& e) {
     std::fprintf(stderr,
                  "check_case: %s\nusage: check_case [--kernel recurrent|chunk|all] [--chunk N[,N...]] "
-                 "[--scalar float|double|all] [--max-error X] FILE...\n",
+                 "[--scalar float|double|all] [--backward] [--max-error X] FILE...\n",
                  e.what());
     return 2;
   }

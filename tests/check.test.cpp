@@ -191,8 +191,8 @@ TEST_CASE("aliasing") {
     return const_cast<float*>(view.data);
   };
   refused("o shares memory with v", [=](Call& c) { c.out.o.data = writable(c.in.v); });
-  refused("o shares memory with final_S", [=](Call& c) { c.out.final_S.data = c.out.o.data + 7; });
-  refused("final_S shares memory with final_M",
+  refused("final_S shares memory with o", [=](Call& c) { c.out.final_S.data = c.out.o.data + 7; });
+  refused("final_M shares memory with final_S",
           [=](Call& c) { c.out.final_M.data = c.out.final_S.data + 119; });
   refused("final_S shares memory with initial_M",
           [=](Call& c) { c.out.final_S.data = writable(c.in.initial_M); });
@@ -238,11 +238,11 @@ TEST_CASE("step") {
   CHECK(message([](Call& c) { c.in.initial_M = c.x.inputs().initial_M; }) ==
         "momentum_delta::step: initial_M must be absent: the state is M");
   CHECK(message([](Call& c) { c.out.final_S = {}; }) ==
-        "momentum_delta::step: S is missing; its shape is [B, HV, K, V]");
+        "momentum_delta::step: S is missing; its shape is [B, HV, K, V] = [2, 4, 3, 5]");
   CHECK(message([](Call& c) { c.out.final_M.shape[3] = 4; }) ==
-        "momentum_delta::step: M has shape [2, 4, 3, 4], not [N, HV, K, V] = [2, 4, 3, 5]");
+        "momentum_delta::step: M has shape [2, 4, 3, 4], not [B, HV, K, V] = [2, 4, 3, 5]");
   CHECK(message([](Call& c) { c.out.final_M.data = c.out.final_S.data; }) ==
-        "momentum_delta::step: S shares memory with M");
+        "momentum_delta::step: M shares memory with S");
   CHECK(message([](Call& c) { c.options.chunk_size = 4; }) ==
         "momentum_delta::step: options.chunk_size is set, but one token is no chunk");
   CHECK(message([](Call& c) { c.options.algorithm = Algorithm::chunk; }) ==

@@ -1,6 +1,8 @@
 // A momentum delta rule problem held in memory of its own, and how to read one from a .safetensors file:
 //   q k [B,T,HK,K], p [B,T,HK or HV,K], v [B,T,HV,V], log_alpha log_mu beta eta [B,T,HV],
 //   initial_S initial_M [N,HV,K,V], cu_seqlens [N+1], metadata "scale"; all but q, k and v may be missing.
+// Expected values are o [B,T,HV,V], final_S and final_M; the gradient dX of the loss sum(o*do) +
+// sum(final_S*dfinal_S) + sum(final_M*dfinal_M) has the shape of X.
 #pragma once
 
 #include <algorithm>
@@ -114,10 +116,91 @@ Results<Scalar> run(const Problem<Scalar>& problem, const momentum_delta::Option
   return y;
 }
 
-// A problem and, where the file has them, the values it expects.
+// The gradients of a loss by the outputs; absent ones are 0.
+template <class Scalar>
+struct Upstream {
+  Array<Scalar> do_, dfinal_S, dfinal_M;
+
+  bool absent() const { return do_.absent() && dfinal_S.absent() && dfinal_M.absent(); }
+
+  momentum_delta::OutputGradients<Scalar> views() const {
+    using State = momentum_delta::StateView<const Scalar>;
+    return {.do_ = do_.template view<momentum_delta::TokenView<const Scalar>>(),
+            .dfinal_S = dfinal_S.template view<State>(),
+            .dfinal_M = dfinal_M.template view<State>()};
+  }
+
+  template <class To>
+  Upstream<To> as() const {
+    return {cast<To>(do_), cast<To>(dfinal_S), cast<To>(dfinal_M)};
+  }
+};
+
+// Its gradients by the inputs.
+template <class Scalar>
+struct Gradients {
+  Array<Scalar> dq, dk, dv, dp, dlog_alpha, dlog_mu, dbeta, deta, dinitial_S, dinitial_M;
+
+  // visit(name, member) for each; a member is a pointer to one of the arrays above.
+  template <class Visit>
+  static void for_each(const Visit& visit) {
+    visit("dq", &Gradients::dq);
+    visit("dk", &Gradients::dk);
+    visit("dv", &Gradients::dv);
+    visit("dp", &Gradients::dp);
+    visit("dlog_alpha", &Gradients::dlog_alpha);
+    visit("dlog_mu", &Gradients::dlog_mu);
+    visit("dbeta", &Gradients::dbeta);
+    visit("deta", &Gradients::deta);
+    visit("dinitial_S", &Gradients::dinitial_S);
+    visit("dinitial_M", &Gradients::dinitial_M);
+  }
+
+  momentum_delta::InputGradients<Scalar> views() {
+    using Token = momentum_delta::TokenView<Scalar>;
+    using Gate = momentum_delta::GateView<Scalar>;
+    using State = momentum_delta::StateView<Scalar>;
+    return {.dq = dq.template view<Token>(),
+            .dk = dk.template view<Token>(),
+            .dv = dv.template view<Token>(),
+            .dp = dp.template view<Token>(),
+            .dlog_alpha = dlog_alpha.template view<Gate>(),
+            .dlog_mu = dlog_mu.template view<Gate>(),
+            .dbeta = dbeta.template view<Gate>(),
+            .deta = deta.template view<Gate>(),
+            .dinitial_S = dinitial_S.template view<State>(),
+            .dinitial_M = dinitial_M.template view<State>()};
+  }
+};
+
+// Every gradient there is for the problem: those of absent p and gates stay absent.
+template <class Scalar>
+Gradients<Scalar> run_backward(const Problem<Scalar>& problem, const Upstream<Scalar>& dy,
+                               const momentum_delta::Options& options, Index checkpoint_interval = 1,
+                               bool keep_u = false) {
+  momentum_delta::Saved<Scalar> saved(checkpoint_interval, keep_u);
+  Results<Scalar> y{zeros<Scalar>(problem.v.shape), {}, {}};
+  momentum_delta::forward(problem.inputs(), y.outputs(), saved, options);
+  Gradients<Scalar> dx{problem.q,
+                       problem.k,
+                       problem.v,
+                       problem.p,
+                       problem.log_alpha,
+                       problem.log_mu,
+                       problem.beta,
+                       problem.eta,
+                       zeros<Scalar>(problem.state_shape()),
+                       zeros<Scalar>(problem.state_shape())};
+  momentum_delta::backward(problem.inputs(), saved, dy.views(), dx.views(), options);
+  return dx;
+}
+
+// A problem and, where the file has them, the values and gradients it expects.
 struct Case {
   Problem<double> problem;
   Results<double> expected;
+  Upstream<double> upstream;
+  Gradients<double> gradients;
 };
 
 inline Case read_case(const std::string& path) {
@@ -180,6 +263,18 @@ inline Case read_case(const std::string& path) {
   same_shape("o", c.expected.o, x.v.shape);
   same_shape("final_S", c.expected.final_S, x.state_shape());
   same_shape("final_M", c.expected.final_M, x.state_shape());
+
+  c.upstream = {get("do", 4), get("dfinal_S", 4), get("dfinal_M", 4)};
+  const Gradients<double> like{x.q,      x.k,    x.v,   x.p,         x.log_alpha,
+                               x.log_mu, x.beta, x.eta, x.initial_S, x.initial_M};
+  Gradients<double>::for_each([&](const char* name, auto member) {
+    const Array<double>& input = like.*member;
+    const bool state = member == &Gradients<double>::dinitial_S || member == &Gradients<double>::dinitial_M;
+    if (input.absent() && !state && file.has(name))
+      fail(std::string(name) + " is given, but its input is missing");
+    c.gradients.*member = get(name, state ? 4 : input.shape.size());
+    same_shape(name, c.gradients.*member, state ? x.state_shape() : input.shape);
+  });
   return c;
 }
 

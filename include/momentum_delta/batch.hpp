@@ -1,9 +1,12 @@
-// The public calls: forward() over whole sequences, step() for one token of decoding.
+// The public calls: forward() and backward() over whole sequences, step() for one token of decoding.
 #pragma once
 
 #include "momentum_delta/check.hpp"
+#include "momentum_delta/chunk/backward.hpp"
 #include "momentum_delta/chunk/forward.hpp"
+#include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
+#include "momentum_delta/saved.hpp"
 
 namespace momentum_delta {
 namespace detail {
@@ -20,40 +23,49 @@ inline Algorithm choose_algorithm(const Options& options, const Sizes& s) {
   return s.T >= 16 && s.K * s.V > 128 * 128 ? Algorithm::chunk : Algorithm::recurrent;
 }
 
-// kernel(head, S, M, o) for every sequence and value head, with S, M in memory of their own.
-template <class Scalar, class Kernel>
-void for_each_head(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Kernel&& kernel) {
+// visit(n, h, tokens, S, M) for every sequence and value head. S, M: K x V of its own, holding first_S and
+// first_M (zero if absent) before the call; afterwards last_S and last_M are put(S), put(M) where they are
+// wanted.
+template <class Scalar, class Put, class Visit>
+void for_each_head(const Inputs<Scalar>& x, const StateView<const Scalar>& first_S,
+                   const StateView<const Scalar>& first_M, const StateView<Scalar>& last_S,
+                   const StateView<Scalar>& last_M, const Put& put, const Visit& visit) {
   const Sizes s = sizes_of(x);
-  const bool packed = !x.cu_seqlens.empty();
   Matrix<Scalar> S(s.K, s.V), M(s.K, s.V);
   for (Index n = 0; n < s.N; ++n) {
-    const Index b = packed ? 0 : n;
-    const Index begin = packed ? x.cu_seqlens[std::size_t(n)] : 0;
-    const Index end = packed ? x.cu_seqlens[std::size_t(n) + 1] : s.T;
     for (Index h = 0; h < s.HV; ++h) {
-      if (x.initial_S.absent())
+      if (first_S.absent())
         S.setZero();
       else
-        S = x.initial_S.matrix(n, h);
-      if (x.initial_M.absent())
+        S = first_S.matrix(n, h);
+      if (first_M.absent())
         M.setZero();
       else
-        M = x.initial_M.matrix(n, h);
-      kernel(head_of(x, b, h, begin, end - begin), S, M, y.o.rows(b, h, begin, end - begin));
-      if (!y.final_S.absent()) y.final_S.matrix(n, h) = S;
-      if (!y.final_M.absent()) y.final_M.matrix(n, h) = M;
+        M = first_M.matrix(n, h);
+      visit(n, h, tokens_of(x, n), S, M);
+      if (!last_S.absent()) put(last_S.matrix(n, h), S);
+      if (!last_M.absent()) put(last_M.matrix(n, h), M);
     }
   }
 }
 
-template <int ChunkSize, class Scalar>
-void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& options) {
-  check_forward(Check("forward"), x, y, options);
+// make_record(n, h, tokens): see saved.hpp.
+template <int ChunkSize, class Scalar, class MakeRecord>
+void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& options,
+             const MakeRecord& make_record) {
   const Sizes s = sizes_of(x);
+  const auto run = [&](auto&& kernel) {
+    const auto assign = [](auto&& to, const auto& from) { to = from; };
+    for_each_head(x, x.initial_S, x.initial_M, y.final_S, y.final_M, assign,
+                  [&](Index n, Index h, const SequenceTokens& tokens, Matrix<Scalar>& S, Matrix<Scalar>& M) {
+                    kernel(head_of(x, tokens, h), S, M, y.o.rows(tokens.b, h, tokens.begin, tokens.count),
+                           make_record(n, h, tokens));
+                  });
+  };
   if (choose_algorithm(options, s) == Algorithm::recurrent) {
-    for_each_head(x, y, RecurrentForward<Scalar>(s.K, s.V));
+    run(RecurrentForward<Scalar>(s.K, s.V));
   } else {
-    for_each_head(x, y, ChunkForward<Scalar, ChunkSize>(choose_chunk_size(options, s), s.K, s.V));
+    run(ChunkForward<Scalar, ChunkSize>(choose_chunk_size(options, s), s.K, s.V));
   }
 }
 
@@ -65,7 +77,8 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& o
 // range or an output shares memory with anything else.
 template <class Scalar>
 void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& options = {}) {
-  detail::forward<Eigen::Dynamic>(x, y, options);
+  detail::check_forward(detail::Check("forward"), x, y, options);
+  detail::forward<Eigen::Dynamic>(x, y, options, [](auto&&...) { return detail::NoRecord{}; });
 }
 
 // The chunk form with a chunk size known at compile time, >= 1: forward<64>(x, y). Also throws if options ask
@@ -80,7 +93,58 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Options options 
     check.fail("options.chunk_size = ", *options.chunk_size, " is not ChunkSize = ", ChunkSize);
   options.algorithm = Algorithm::chunk;
   options.chunk_size = ChunkSize;
-  detail::forward<ChunkSize>(x, y, options);
+  detail::check_forward(check, x, y, options);
+  detail::forward<ChunkSize>(x, y, options, [](auto&&...) { return detail::NoRecord{}; });
+}
+
+// forward(x, y, options), the same bits, that also fills `saved` for backward().
+template <class Scalar>
+void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Saved<Scalar>& saved,
+             const Options& options = {}) {
+  detail::check_forward(detail::Check("forward"), x, y, options);
+  saved.reset(x, detail::choose_chunk_size(options, detail::sizes_of(x)));
+  detail::forward<Eigen::Dynamic>(x, y, options, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
+    return detail::Record<Scalar>{saved, n, h, tokens};
+  });
+  saved.finish();
+}
+
+// Gradients dx of a loss by the inputs x, from dy, those by the outputs of forward(x, y, saved): see
+// sequence.hpp for shapes, and for what is assigned and what is added. x must hold the values that forward()
+// saw. The chunk size is the one that `saved` was made with. Algorithm: chunk and automatic are the chunk
+// form (chunk/backward.hpp); recurrent is the definition's own gradient (recurrent/backward.hpp), the same up
+// to rounding and slower. Throws std::invalid_argument as forward() does, before anything is written, and if
+// `saved` was not filled by a forward pass of these shapes and options.chunk_size, if set, or if a gradient
+// of an absent p or gate is asked for.
+template <class Scalar>
+void backward(const Inputs<Scalar>& x, const Saved<Scalar>& saved, const OutputGradients<Scalar>& dy,
+              const InputGradients<Scalar>& dx, const Options& options = {}) {
+  const detail::Check check("backward");
+  detail::check_backward(check, x, dy, dx, options);
+  saved.check(check, x);
+  const detail::Sizes s = detail::sizes_of(x);
+  if (options.chunk_size && detail::choose_chunk_size(options, s) != saved.chunk_size())
+    check.fail("options.chunk_size = ", *options.chunk_size, ", but saved was made with ",
+               saved.chunk_size());
+
+  const auto run = [&](auto&& kernel) {
+    const auto put = [&](auto&& to, const auto& from) {
+      if (dx.accumulate)
+        to += from;
+      else
+        to = from;
+    };
+    detail::for_each_head(x, dy.dfinal_S, dy.dfinal_M, dx.dinitial_S, dx.dinitial_M, put,
+                          [&](Index n, Index h, const detail::SequenceTokens& tokens, auto& dS, auto& dM) {
+                            kernel(detail::head_of(x, tokens, h),
+                                   detail::Recorded<Scalar>{saved, n, h, tokens},
+                                   detail::gradients_of(x, dy, dx, tokens, h), dS, dM);
+                          });
+  };
+  if (options.algorithm == Algorithm::recurrent)
+    run(detail::RecurrentBackward<Scalar>(s));
+  else
+    run(detail::ChunkBackward<Scalar>(saved.chunk_size(), std::min(saved.checkpoint_interval(), s.T), s));
 }
 
 // One token (T = 1) of B sequences: S and M, [B, HV, K, V], are updated in place and o, [B, 1, HV, V], is
@@ -90,22 +154,13 @@ template <class Scalar>
 void step(const Inputs<Scalar>& x, std::type_identity_t<StateView<Scalar>> S,
           std::type_identity_t<StateView<Scalar>> M, std::type_identity_t<TokenView<Scalar>> o,
           const Options& options = {}) {
-  const detail::Check check("step", "S", "M");
-  if (x.q.shape[1] != 1) check.fail("q has T = ", x.q.shape[1], " tokens, not 1");
-  if (!x.initial_S.absent()) check.fail("initial_S must be absent: the state is S");
-  if (!x.initial_M.absent()) check.fail("initial_M must be absent: the state is M");
-  if (!x.cu_seqlens.empty()) check.fail("cu_seqlens must be absent: every sequence has one token");
-  if (options.algorithm == Algorithm::chunk)
-    check.fail("options.algorithm is chunk, but one token is no chunk");
-  if (options.chunk_size) check.fail("options.chunk_size is set, but one token is no chunk");
-  if (S.absent()) check.fail("S is missing; its shape is [B, HV, K, V]");
-  if (M.absent()) check.fail("M is missing; its shape is [B, HV, K, V]");
-  detail::check_forward(check, x, Outputs<Scalar>{o, S, M}, options);
+  detail::check_step(detail::Check("step"), x, S, M, o, options);
   const detail::Sizes s = detail::sizes_of(x);
   detail::RecurrentForward<Scalar> kernel(s.K, s.V);
   for (Index b = 0; b < s.B; ++b) {
     for (Index h = 0; h < s.HV; ++h) {
-      kernel(detail::head_of(x, b, h, 0, 1), S.matrix(b, h), M.matrix(b, h), o.rows(b, h, 0, 1));
+      kernel(detail::head_of(x, {b, 0, 1}, h), S.matrix(b, h), M.matrix(b, h), o.rows(b, h, 0, 1),
+             detail::NoRecord{});
     }
   }
 }

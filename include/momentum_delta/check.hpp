@@ -14,11 +14,7 @@ namespace momentum_delta::detail {
 
 class Check {
  public:
-  // state_S, state_M: what the function calls the state it writes.
-  explicit Check(const char* function, const char* state_S = "final_S", const char* state_M = "final_M")
-      : S(state_S), M(state_M), function_(function) {}
-
-  const char *S, *M;
+  explicit Check(const char* function) : function_(function) {}
 
   template <class... Words>
   [[noreturn]] void fail(const Words&... words) const {
@@ -52,6 +48,12 @@ class Check {
     if (!std::is_const_v<Scalar> && !distinct_elements(x))
       fail(name, " has shape ", text(x.shape), " and strides ", text(x.stride),
            ": elements of an output must not share memory");
+  }
+
+  // Throws unless the state is absent or of shape [N, HV, K, V].
+  template <class Scalar>
+  void state(const char* name, const StateView<Scalar>& x, const Sizes& s) const {
+    if (!x.absent()) view(name, x, {s.N, s.HV, s.K, s.V}, "[N, HV, K, V]");
   }
 
   enum class Range { finite, log_gate, signed_log_gate };
@@ -98,12 +100,6 @@ class Check {
            ": the last tokens belong to no sequence");
   }
 
-  template <class A, class B>
-  void apart(const char* output, const A& a, const char* other, const B& b) const {
-    if (!a.absent() && !b.absent() && overlap(Footprint(a), Footprint(b)))
-      fail(output, " shares memory with ", other);
-  }
-
  private:
   template <std::size_t Rank>
   static std::string text(const std::array<Index, Rank>& numbers) {
@@ -115,15 +111,59 @@ class Check {
   const char* function_;
 };
 
-template <class Scalar, std::size_t Rank>
-bool same_view(const StridedView<const Scalar, Rank>& a, const StridedView<Scalar, Rank>& b) {
-  return a.data == b.data && a.shape == b.shape && a.stride == b.stride;
+// The memory of a call's arguments. Inputs are registered first; each output must then lie apart from all
+// before it.
+class Memory {
+ public:
+  explicit Memory(const Check& check) : check_(check) {}
+
+  template <class Scalar, std::size_t Rank>
+  void reads(const char* name, const StridedView<Scalar, Rank>& view) {
+    if (!view.absent()) entries_[count_++] = {name, Footprint(view)};
+  }
+
+  // `same`: the input of name `same_name` that the output may be, as a whole.
+  template <class Scalar, std::size_t Rank>
+  void writes(const char* name, const StridedView<Scalar, Rank>& view, const char* same_name = nullptr,
+              const StridedView<const Scalar, Rank>& same = {}) {
+    if (view.absent()) return;
+    const bool in_place = view.data == same.data && view.shape == same.shape && view.stride == same.stride;
+    const Footprint footprint(view);
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (in_place && entries_[i].name == same_name) continue;
+      if (overlap(footprint, entries_[i].footprint))
+        check_.fail(name, " shares memory with ", entries_[i].name);
+    }
+    entries_[count_++] = {name, footprint};
+  }
+
+ private:
+  struct Entry {
+    const char* name = nullptr;
+    Footprint footprint;
+  };
+  const Check& check_;
+  std::size_t count_ = 0;
+  std::array<Entry, 24> entries_;  // backward() has 23: ten inputs, three upstream gradients, ten gradients
+};
+
+template <class Scalar>
+void read_inputs(Memory& memory, const Inputs<Scalar>& x) {
+  memory.reads("q", x.q);
+  memory.reads("k", x.k);
+  memory.reads("v", x.v);
+  memory.reads("p", x.p);
+  memory.reads("log_alpha", x.log_alpha);
+  memory.reads("log_mu", x.log_mu);
+  memory.reads("beta", x.beta);
+  memory.reads("eta", x.eta);
+  memory.reads("initial_S", x.initial_S);
+  memory.reads("initial_M", x.initial_M);
 }
 
-// All that forward() and step() ask of their arguments.
+// What every call asks of its inputs and options.
 template <class Scalar>
-void check_forward(const Check& check, const Inputs<Scalar>& x, const Outputs<Scalar>& y,
-                   const Options& options) {
+void check_inputs(const Check& check, const Inputs<Scalar>& x, const Options& options) {
   if (x.q.absent()) check.fail("q is missing; its shape is [B, T, HK, K]");
   if (x.v.absent()) check.fail("v is missing; its shape is [B, T, HV, V]");
   const Sizes s = sizes_of(x);
@@ -151,38 +191,89 @@ void check_forward(const Check& check, const Inputs<Scalar>& x, const Outputs<Sc
   if (options.chunk_size && *options.chunk_size < 1)
     check.fail("options.chunk_size = ", *options.chunk_size, " is less than 1");
   if (!x.cu_seqlens.empty()) check.cu_seqlens(x.cu_seqlens, s.B, s.T);
+  check.state("initial_S", x.initial_S, s);
+  check.state("initial_M", x.initial_M, s);
+}
 
-  const auto state = [&](const char* name, const auto& view) {
-    if (!view.absent()) check.view(name, view, {s.N, s.HV, s.K, s.V}, "[N, HV, K, V]");
-  };
-  state("initial_S", x.initial_S);
-  state("initial_M", x.initial_M);
+template <class Scalar>
+void check_forward(const Check& check, const Inputs<Scalar>& x, const Outputs<Scalar>& y,
+                   const Options& options) {
+  check_inputs(check, x, options);
+  const Sizes s = sizes_of(x);
   check.view("o", y.o, {s.B, s.T, s.HV, s.V}, "[B, T, HV, V] of v");
-  state(check.S, y.final_S);
-  state(check.M, y.final_M);
+  check.state("final_S", y.final_S, s);
+  check.state("final_M", y.final_M, s);
 
-  const auto apart_from_inputs = [&](const char* name, const auto& out) {
-    check.apart(name, out, "q", x.q);
-    check.apart(name, out, "k", x.k);
-    check.apart(name, out, "v", x.v);
-    check.apart(name, out, "p", x.p);
-    check.apart(name, out, "log_alpha", x.log_alpha);
-    check.apart(name, out, "log_mu", x.log_mu);
-    check.apart(name, out, "beta", x.beta);
-    check.apart(name, out, "eta", x.eta);
+  Memory memory(check);
+  read_inputs(memory, x);
+  memory.writes("o", y.o);
+  memory.writes("final_S", y.final_S, "initial_S", x.initial_S);
+  memory.writes("final_M", y.final_M, "initial_M", x.initial_M);
+}
+
+template <class Scalar>
+void check_step(const Check& check, const Inputs<Scalar>& x, const StateView<Scalar>& S,
+                const StateView<Scalar>& M, const TokenView<Scalar>& o, const Options& options) {
+  if (x.q.shape[1] != 1) check.fail("q has T = ", x.q.shape[1], " tokens, not 1");
+  if (!x.initial_S.absent()) check.fail("initial_S must be absent: the state is S");
+  if (!x.initial_M.absent()) check.fail("initial_M must be absent: the state is M");
+  if (!x.cu_seqlens.empty()) check.fail("cu_seqlens must be absent: every sequence has one token");
+  if (options.algorithm == Algorithm::chunk)
+    check.fail("options.algorithm is chunk, but one token is no chunk");
+  if (options.chunk_size) check.fail("options.chunk_size is set, but one token is no chunk");
+  check_inputs(check, x, options);
+  const Sizes s = sizes_of(x);
+  check.view("S", S, {s.B, s.HV, s.K, s.V}, "[B, HV, K, V]");
+  check.view("M", M, {s.B, s.HV, s.K, s.V}, "[B, HV, K, V]");
+  check.view("o", o, {s.B, s.T, s.HV, s.V}, "[B, T, HV, V] of v");
+
+  Memory memory(check);
+  read_inputs(memory, x);
+  memory.writes("S", S);
+  memory.writes("M", M);
+  memory.writes("o", o);
+}
+
+template <class Scalar>
+void check_backward(const Check& check, const Inputs<Scalar>& x, const OutputGradients<Scalar>& dy,
+                    const InputGradients<Scalar>& dx, const Options& options) {
+  check_inputs(check, x, options);
+  const Sizes s = sizes_of(x);
+  const auto like = [&](const char* name, const auto& gradient, const char* input_name, const auto& input,
+                        const char* meaning) {
+    if (gradient.absent()) return;
+    if (input.absent()) check.fail(name, " must be absent: ", input_name, " is absent");
+    check.view(name, gradient, input.shape, meaning);
   };
-  apart_from_inputs("o", y.o);
-  apart_from_inputs(check.S, y.final_S);
-  apart_from_inputs(check.M, y.final_M);
-  check.apart("o", y.o, "initial_S", x.initial_S);
-  check.apart("o", y.o, "initial_M", x.initial_M);
-  check.apart("o", y.o, check.S, y.final_S);
-  check.apart("o", y.o, check.M, y.final_M);
-  check.apart(check.S, y.final_S, check.M, y.final_M);
-  check.apart(check.S, y.final_S, "initial_M", x.initial_M);
-  check.apart(check.M, y.final_M, "initial_S", x.initial_S);
-  if (!same_view(x.initial_S, y.final_S)) check.apart(check.S, y.final_S, "initial_S", x.initial_S);
-  if (!same_view(x.initial_M, y.final_M)) check.apart(check.M, y.final_M, "initial_M", x.initial_M);
+  if (!dy.do_.absent()) check.view("do_", dy.do_, x.v.shape, "[B, T, HV, V] of v");
+  check.state("dfinal_S", dy.dfinal_S, s);
+  check.state("dfinal_M", dy.dfinal_M, s);
+  like("dq", dx.dq, "q", x.q, "[B, T, HK, K] of q");
+  like("dk", dx.dk, "k", x.k, "[B, T, HK, K] of k");
+  like("dv", dx.dv, "v", x.v, "[B, T, HV, V] of v");
+  like("dp", dx.dp, "p", x.p, "the shape of p");
+  like("dlog_alpha", dx.dlog_alpha, "log_alpha", x.log_alpha, "[B, T, HV]");
+  like("dlog_mu", dx.dlog_mu, "log_mu", x.log_mu, "[B, T, HV]");
+  like("dbeta", dx.dbeta, "beta", x.beta, "[B, T, HV]");
+  like("deta", dx.deta, "eta", x.eta, "[B, T, HV]");
+  check.state("dinitial_S", dx.dinitial_S, s);
+  check.state("dinitial_M", dx.dinitial_M, s);
+
+  Memory memory(check);
+  read_inputs(memory, x);
+  memory.reads("do_", dy.do_);
+  memory.reads("dfinal_S", dy.dfinal_S);
+  memory.reads("dfinal_M", dy.dfinal_M);
+  memory.writes("dq", dx.dq);
+  memory.writes("dk", dx.dk);
+  memory.writes("dv", dx.dv);
+  memory.writes("dp", dx.dp);
+  memory.writes("dlog_alpha", dx.dlog_alpha);
+  memory.writes("dlog_mu", dx.dlog_mu);
+  memory.writes("dbeta", dx.dbeta);
+  memory.writes("deta", dx.deta);
+  memory.writes("dinitial_S", dx.dinitial_S, "dfinal_S", dy.dfinal_S);
+  memory.writes("dinitial_M", dx.dinitial_M, "dfinal_M", dy.dfinal_M);
 }
 
 }  // namespace momentum_delta::detail

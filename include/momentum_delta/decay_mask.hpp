@@ -75,7 +75,9 @@ class DecayMask {
  public:
   // Room for chunks of up to `chunk_size` tokens; build() allocates nothing.
   explicit DecayMask(Index chunk_size)
-      : A_(chunk_size + 1),
+      : alpha_(chunk_size + 1),
+        beta_(chunk_size + 1),
+        A_(chunk_size + 1),
         d_(chunk_size + 1),
         D_(chunk_size + 1, chunk_size + 1),
         G_(chunk_size + 1, chunk_size + 1) {}
@@ -94,10 +96,10 @@ class DecayMask {
       d_.head(t).array() += log_mu(t - 1);  // j < t
       d_[t] = Scalar(0);
       detail::decay_row(d_.data(), &D_(t, 0), t + 1);
-      const Scalar alpha_t = decay(log_alpha(t - 1));
-      const Scalar beta_t = beta(t - 1);
-      G_.row(t).head(t) = alpha_t * G_.row(t - 1).head(t) + beta_t * D_.row(t).head(t);
-      G_(t, t) = beta_t;
+      alpha_[t] = decay(log_alpha(t - 1));
+      beta_[t] = beta(t - 1);
+      G_.row(t).head(t) = alpha_[t] * G_.row(t - 1).head(t) + beta_[t] * D_.row(t).head(t);
+      G_(t, t) = beta_[t];
     }
   }
 
@@ -107,9 +109,37 @@ class DecayMask {
   auto D(Index t) const { return D_.row(t).segment(1, t); }  // D_t1 .. D_tt
   auto G(Index t) const { return G_.row(t).segment(1, t); }  // G_t1 .. G_tt
 
+  // Gradients of a loss by the gates of the last build(n, ..), from those by the mask:
+  //   dA     n + 1            by A_t; entry 0 is not read (A_0 = 1)
+  //   dG     n + 1 x n + 1    by G_tj, j <= t, and by b_t in column 0; row 0 is not read (b_0 = 0).
+  //   Overwritten. dD     n + 1            by D_nj, and by m_n in entry 0; earlier rows of D reach nothing
+  //   but G. Overwritten.
+  // put(i, dlog_alpha, dlog_mu, dbeta) is called for each token i of the chunk, last one first.
+  // The adjoint of the scans above, t = n .. 1: rows of dG and the vector dD turn into the running adjoints
+  // gG, gD.
+  template <class Put>
+  void backward(Index n, const detail::RowVector<Scalar>& dA, detail::Matrix<Scalar>& dG,
+                detail::RowVector<Scalar>& dD, const Put& put) const {
+    Scalar gA = Scalar(0);
+    auto& gD = dD;
+    for (Index t = n; t >= 1; --t) {
+      auto gG = dG.row(t);
+      const Scalar mu_t = D_(t, t - 1);
+      gA += dA[t];
+      const Scalar dbeta = (gG.head(t + 1).array() * D_.row(t).head(t + 1).array()).sum();
+      gD.head(t + 1) += beta_[t] * gG.head(t + 1);
+      const Scalar dalpha = (gG.head(t).array() * G_.row(t - 1).head(t).array()).sum() + gA * A_[t - 1];
+      const Scalar dmu = (gD.head(t).array() * D_.row(t - 1).head(t).array()).sum();
+      put(t - 1, alpha_[t] * dalpha, mu_t * dmu, dbeta);
+      if (t > 1) dG.row(t - 1).head(t) += alpha_[t] * gG.head(t);
+      gA *= alpha_[t];
+      gD.head(t) *= mu_t;
+    }
+  }
+
  private:
-  detail::RowVector<Scalar> A_, d_;  // n + 1
-  detail::Matrix<Scalar> D_, G_;     // n + 1 x n + 1
+  detail::RowVector<Scalar> alpha_, beta_, A_, d_;  // n + 1
+  detail::Matrix<Scalar> D_, G_;                    // n + 1 x n + 1
 };
 
 }  // namespace momentum_delta

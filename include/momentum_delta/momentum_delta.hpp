@@ -1,11 +1,15 @@
-// The momentum delta rule, exact for every log_mu in [-inf, 0]. Start at batch.hpp, forward() and step().
+// The momentum delta rule, exact for every log_mu in [-inf, 0]. Start at batch.hpp, forward(), backward() and
+// step().
 #pragma once
 
 #include "momentum_delta/batch.hpp"
 #include "momentum_delta/check.hpp"
+#include "momentum_delta/chunk/backward.hpp"
 #include "momentum_delta/chunk/forward.hpp"
 #include "momentum_delta/decay_mask.hpp"
+#include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
+#include "momentum_delta/saved.hpp"
 #include "momentum_delta/sequence.hpp"
 #include "momentum_delta/types.hpp"
 #include "momentum_delta/views.hpp"

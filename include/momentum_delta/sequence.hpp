@@ -45,6 +45,35 @@ struct Outputs {
   StateView<Scalar> final_M{};  // [N, HV, K, V]; absent: not wanted
 };
 
+// Upstream gradients, of a loss by forward()'s outputs. Absent: 0.
+template <class Scalar>
+struct OutputGradients {
+  TokenView<const Scalar> do_{};       // [B, T, HV, V]; "do" is a keyword
+  StateView<const Scalar> dfinal_S{};  // [N, HV, K, V]
+  StateView<const Scalar> dfinal_M{};  // [N, HV, K, V]
+};
+
+// Gradients of the loss by forward()'s inputs, natural logs for the gates; each has the shape of its input.
+// Absent: not wanted. dq, dk and dp of heads that a group shares are sums over the group. If p is absent, k
+// reads S too and dk is the gradient of both. An absent p or gate is a constant, and its gradient must be
+// absent. Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything
+// else, except that dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly dfinal_M.
+template <class Scalar>
+struct InputGradients {
+  TokenView<Scalar> dq{};          // [B, T, HK, K]
+  TokenView<Scalar> dk{};          // [B, T, HK, K]
+  TokenView<Scalar> dv{};          // [B, T, HV, V]
+  TokenView<Scalar> dp{};          // [B, T, HK or HV, K]
+  GateView<Scalar> dlog_alpha{};   // [B, T, HV]; exactly 0 where log_alpha is -inf
+  GateView<Scalar> dlog_mu{};      // [B, T, HV]; exactly 0 where log_mu is -inf
+  GateView<Scalar> dbeta{};        // [B, T, HV]
+  GateView<Scalar> deta{};         // [B, T, HV]
+  StateView<Scalar> dinitial_S{};  // [N, HV, K, V]
+  StateView<Scalar> dinitial_M{};  // [N, HV, K, V]
+
+  bool accumulate = false;
+};
+
 enum class Algorithm {
   automatic,  // the faster form for the shape: see choose_algorithm in batch.hpp
   recurrent,  // token by token, the definition
@@ -74,6 +103,18 @@ Sizes sizes_of(const Inputs<Scalar>& x) {
           .K = x.q.shape[3],
           .V = x.v.shape[3],
           .N = x.cu_seqlens.empty() ? B : Index(x.cu_seqlens.size()) - 1};
+}
+
+// Where sequence n lies: tokens [begin, begin + count) of batch b.
+struct SequenceTokens {
+  Index b, begin, count;
+};
+
+template <class Scalar>
+SequenceTokens tokens_of(const Inputs<Scalar>& x, Index n) {
+  if (x.cu_seqlens.empty()) return {n, 0, x.q.shape[1]};
+  const Index begin = x.cu_seqlens[std::size_t(n)];
+  return {0, begin, x.cu_seqlens[std::size_t(n) + 1] - begin};
 }
 
 }  // namespace detail

@@ -30,17 +30,18 @@ struct Head {
   Index V() const { return v.cols(); }
 };
 
-// Tokens [t0, t0 + T) of sequence b, value head h. Heads that share a query and key read the same memory.
+// Value head h of one sequence. Heads that share a query and key read the same memory.
 template <class Scalar>
-Head<Scalar> head_of(const Inputs<Scalar>& x, Index b, Index h, Index t0, Index T) {
+Head<Scalar> head_of(const Inputs<Scalar>& x, const SequenceTokens& tokens, Index h) {
   const Index HV = x.v.shape[2];
   const auto rows = [&](const TokenView<const Scalar>& view) {
-    return view.rows(b, h / (HV / view.shape[2]), t0, T);
+    return view.rows(tokens.b, h / (HV / view.shape[2]), tokens.begin, tokens.count);
   };
   const auto gate = [&](const GateView<const Scalar>& view, Scalar neutral) {
     const auto& s = view.stride;
-    return view.absent() ? Gate<Scalar>{nullptr, 0, neutral}
-                         : Gate<Scalar>{view.data + b * s[0] + t0 * s[1] + h * s[2], s[1], neutral};
+    return view.absent()
+               ? Gate<Scalar>{nullptr, 0, neutral}
+               : Gate<Scalar>{view.data + tokens.b * s[0] + tokens.begin * s[1] + h * s[2], s[1], neutral};
   };
   using std::sqrt;
   return {rows(x.q),

@@ -18,6 +18,7 @@ struct Footprint {
   std::array<Index, max_levels> count{}, stride{};
   std::array<Index, max_levels + 1> extent{};  // bytes from the first to past the last, of levels d and below
 
+  Footprint() = default;
   template <class Scalar, std::size_t Rank>
   explicit Footprint(const StridedView<Scalar, Rank>& view)
       : begin(reinterpret_cast<std::uintptr_t>(view.data)) {

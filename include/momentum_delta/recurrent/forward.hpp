@@ -17,20 +17,32 @@ class RecurrentForward {
  public:
   RecurrentForward(Index K, Index V) : kt_(K), u_(V), o_(V) {}
 
-  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned.
-  void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o) {
+  // Token t: u_t is left in u(), and the state before it becomes the state after it.
+  void update(const Head<Scalar>& x, Index t, MatrixRef<Scalar> S, MatrixRef<Scalar> M) {
+    const Scalar alpha = decay(x.log_alpha[t]);
+    const Scalar mu = decay(x.log_mu[t]);
+    kt_ = x.eta[t] * x.k.row(t);                   // 1 x K
+    u_ = x.v.row(t);                               // 1 x V
+    u_.noalias() -= x.p.row(t) * S;                // 1 x V
+    M = mu * M - kt_.transpose().lazyProduct(u_);  // K x V
+    S = alpha * S - x.beta[t] * M;                 // K x V
+  }
+
+  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see
+  // saved.hpp.
+  template <class Record>
+  void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
+                  const Record& record) {
     for (Index t = 0; t < x.T(); ++t) {
-      const Scalar alpha = decay(x.log_alpha[t]);
-      const Scalar mu = decay(x.log_mu[t]);
-      kt_ = x.eta[t] * x.k.row(t);                   // 1 x K
-      u_ = x.v.row(t);                               // 1 x V
-      u_.noalias() -= x.p.row(t) * S;                // 1 x V
-      M = mu * M - kt_.transpose().lazyProduct(u_);  // K x V
-      S = alpha * S - x.beta[t] * M;                 // K x V
-      o_.noalias() = x.q.row(t) * S;                 // 1 x V
-      o.row(t) = x.scale * o_;                       // 1 x V
+      record.state(t, S, M);
+      update(x, t, S, M);
+      record.u(t, u_);
+      o_.noalias() = x.q.row(t) * S;  // 1 x V
+      o.row(t) = x.scale * o_;        // 1 x V
     }
   }
+
+  const RowVector<Scalar>& u() const { return u_; }
 
  private:
   RowVector<Scalar> kt_, u_, o_;
