@@ -38,14 +38,9 @@ struct UsageError : std::runtime_error {
 };
 
 Index parse_chunk(const std::string& text) {
-  std::size_t used = 0;
-  Index value = 0;
-  try {
-    value = std::stoll(text, &used);
-  } catch (const std::exception&) {
-  }
-  if (used != text.size() || value < 1) throw UsageError("--chunk takes integers >= 1, not \"" + text + "\"");
-  return value;
+  const auto value = number<Index>(text);
+  if (!value || *value < 1) throw UsageError("--chunk takes integers >= 1, not \"" + text + "\"");
+  return *value;
 }
 
 Arguments parse(int argc, char** argv) {
@@ -82,12 +77,8 @@ Arguments parse(int argc, char** argv) {
       a.single = value != "double";
       a.twice = value != "float";
     } else {
-      std::size_t used = 0;
-      try {
-        a.max_error = std::stod(value, &used);
-      } catch (const std::exception&) {
-      }
-      if (used != value.size() || !(*a.max_error >= 0))
+      a.max_error = number<double>(value);
+      if (!a.max_error || !(*a.max_error >= 0))
         throw UsageError("--max-error takes a number >= 0, not \"" + value + "\"");
     }
   }
@@ -133,7 +124,8 @@ class Checker {
         const Error e = error_of(value, reference);
         std::printf("%s\t%s\t%s\t%s\t%.3e\t%.3e\n", file.c_str(), kernel.c_str(), scalar, name, e.rel_rms,
                     e.max_rel);
-        ++(e.rel_rms <= arguments_.max_error.value_or(bound) ? passed : failed);  // a NaN fails
+        const bool pass = std::isfinite(e.rel_rms) && e.rel_rms <= arguments_.max_error.value_or(bound);
+        ++(pass ? passed : failed);
       };
       const Results<Scalar> y = run(x, options);
       tensor("o", y.o, c.expected.o, value_bound);
@@ -181,9 +173,7 @@ int main(int argc, char** argv) {
     try {
       checker.check(file);
     } catch (const std::exception& e) {
-      std::string message = e.what();
-      if (!message.starts_with(file)) message = file + ": " + message;
-      std::fprintf(stderr, "check_case: %s\n", message.c_str());
+      std::fprintf(stderr, "check_case: %s: %s\n", file.c_str(), e.what());
       unusable = true;
     }
   }

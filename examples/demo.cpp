@@ -108,13 +108,13 @@ int main(int argc, char** argv) {
     return 0;
   }
   print_header("file");
-  try {
-    for (int i = 1; i < argc; ++i) {
-      const std::string path = argv[i];
+  for (int i = 1; i < argc; ++i) {
+    const std::string path = argv[i];
+    try {
       print_row(std::filesystem::path(path).stem().string().substr(0, 22), read_case(path).problem);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "demo: %s: %s\n", path.c_str(), e.what());
+      return 2;
     }
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "demo: %s\n", e.what());
-    return 2;
   }
 }

@@ -81,7 +81,6 @@ TEST_CASE("check_case prints a line for each file, kernel, chunk, scalar and ten
     CHECK(line.starts_with(golden + "\t"));
   }
   CHECK(count == 2 * 3 * 3);  // float, double; recurrent, chunk 1, chunk 16; o, final_S, final_M
-  CHECK(run.says("\nragged") == false);
   CHECK(run.output.ends_with("\n18 passed, 0 failed\n"));
 
   const Run one = check_case("--kernel recurrent --scalar double " + golden);
@@ -155,9 +154,10 @@ TEST_CASE("check_case exits with 2 for unusable input and says why") {
   refused("--kernel fused " + golden, "--kernel takes");
   refused("--scalar half " + golden, "--scalar takes");
   refused("--max-error -1 " + golden, "--max-error takes");
+  refused("--max-error '' " + golden, "--max-error takes");
   refused("--max-error", "--max-error needs a value");
   refused("--backwards " + golden, "unknown option --backwards");
-  refused("/nonexistent.safetensors", "/nonexistent.safetensors: No such file");
+  refused("/nonexistent.safetensors", "check_case: /nonexistent.safetensors: No such file");
 
   const TemporaryFile file;
   std::ofstream(file.path) << "abc";
@@ -179,27 +179,56 @@ TEST_CASE("check_case exits with 2 for unusable input and says why") {
   with_header(R"({"q": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}})", "entry for q needs");
   with_header(R"({"q": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}})",
               "is truncated or malformed: q has data_offsets [4, 0]");
-  with_header(R"({"q": {"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}})",
-              "q has the unknown dtype F31");
+  with_header(R"({"q": {"dtype": "F31", "shape": [1,1,1,4], "data_offsets": [0, 64]}})",
+              "q has dtype F31, not F32, F64, BF16 or F16");
+  with_header(R"({"q": {"dtype": "U8", "shape": [32], "data_offsets": [0, 32]}, "q": 3})",
+              "its header names q twice");
+  with_header(R"({"q": {"dtype": "U8", "shape": [32], "data_offsets": [0, 32]}})",
+              "has 32 bytes after its last tensor");
+  with_header(R"({"q": {"dtype": "U8", "shape": [32], "data_offsets": [32, 64]}})", "has a gap before q");
+  with_header(R"({"q": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]},
+                  "r": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}})",
+              "r overlaps another tensor");
   with_header(R"({"q": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4]}})",
               "q should have 12 bytes by its shape, but has 4");
   with_header(
       R"({"q": {"dtype": "F32", "shape": [4611686018427387903, 4611686018427387903], "data_offsets": [0, 4]}})",
       "q has an impossible shape");
-  with_header(R"({"q": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}})",
+  with_header(R"({"q": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}})",
               "q has 1 dimensions, not 4");
-  with_header(R"({"q": {"dtype": "I32", "shape": [1,1,1,4], "data_offsets": [0, 16]}})",
+  with_header(R"({"q": {"dtype": "I32", "shape": [1,1,1,16], "data_offsets": [0, 64]}})",
               "q has dtype I32, not F32, F64, BF16 or F16");
-  with_header(R"({"q": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]}})", "k is missing");
-  const std::string q = R"("q": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]},)";
-  const std::string k = R"("k": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]},)";
-  const std::string v = R"("v": {"dtype": "F32", "shape": [1,1,1,2], "data_offsets": [0, 8]})";
-  with_header("{" + q + k + v + R"(, "__metadata__": {"scale": "0.5x"}})",
-              "its scale, \"0.5x\", is not a number");
-  with_header("{" + q + k + v + R"(, "o": {"dtype": "F32", "shape": [1,1,1,4], "data_offsets": [0, 16]}})",
-              "o has not the shape that q, k and v call for");
-  with_header("{" + q + k + v + R"(, "beta": {"dtype": "F32", "shape": [1,1,2], "data_offsets": [0, 8]}})",
-              "beta has shape [1, 1, 2], not [B, T, HV] = [1, 1, 1]");
-  file.write("{" + q + k + v + "}", zeros);
+  with_header(R"({"q": {"dtype": "F32", "shape": [1,1,1,16], "data_offsets": [0, 64]}})", "k is missing");
+  // Tensors of zeros, [shape] in F32, one after another.
+  const auto with_tensors = [&](const std::vector<std::pair<std::string, std::vector<Index>>>& tensors,
+                                const std::string& scale) {
+    nlohmann::json header;
+    std::size_t at = 0;
+    for (const auto& [name, shape] : tensors) {
+      std::size_t bytes = 4;
+      for (const Index d : shape) bytes *= std::size_t(d);
+      header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {at, at + bytes}}};
+      at += bytes;
+    }
+    header["__metadata__"] = {{"scale", scale}};
+    file.write(header.dump(), std::string(at, '\0'));
+  };
+  const std::vector<std::pair<std::string, std::vector<Index>>> qkv = {
+      {"q", {1, 1, 1, 4}}, {"k", {1, 1, 1, 4}}, {"v", {1, 1, 1, 2}}};
+  const auto and_also = [&](const std::string& name, const std::vector<Index>& shape) {
+    auto tensors = qkv;
+    tensors.emplace_back(name, shape);
+    return tensors;
+  };
+  with_tensors(qkv, "0.5x");
+  refused(file.path, "its scale, \"0.5x\", is not a number");
+  with_tensors(and_also("o", {1, 1, 1, 4}), "0.5");
+  refused(file.path, "o has not the shape that q, k and v call for");
+  with_tensors(and_also("beta", {1, 1, 2}), "0.5");
+  refused(file.path, "beta has shape [1, 1, 2], not [B, T, HV] = [1, 1, 1]");
+  with_tensors(and_also("dbeta", {1, 1, 1}), "0.5");
+  refused(file.path, "dbeta is given, but its input is missing");
+  with_tensors(qkv, "0.5");
   CHECK(check_case(file.path).status == 0);  // all zero, and so is the reference
+  refused("--backward " + file.path, "--backward needs a file with do, dfinal_S or dfinal_M");
 }

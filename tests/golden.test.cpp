@@ -48,7 +48,7 @@ TEMPLATE_TEST_CASE("golden values", "", float, double) {
   }
 }
 
-TEST_CASE("long double is more exact than the golden values") {
+TEST_CASE("golden values in long double, as exact as they are") {
   for (const std::string& file : golden_files()) {
     const examples::Case c = examples::read_case(file);
     Options options = chunk(16);

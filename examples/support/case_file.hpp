@@ -6,7 +6,9 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <limits>
 #include <momentum_delta/momentum_delta.hpp>
 #include <optional>
 #include <string>
@@ -52,6 +54,23 @@ Array<Scalar> zeros(std::vector<Index> shape) {
   Index size = 1;
   for (const Index d : shape) size *= d;
   return {std::move(shape), std::vector<Scalar>(std::size_t(size))};
+}
+
+// Filled with NaN, so that what a call should have written and did not is seen.
+template <class Scalar>
+Array<Scalar> unwritten(std::vector<Index> shape) {
+  Array<Scalar> x = zeros<Scalar>(std::move(shape));
+  std::fill(x.values.begin(), x.values.end(), Scalar(std::numeric_limits<double>::quiet_NaN()));
+  return x;
+}
+
+// The number that the whole text spells, if it does.
+template <class Number>
+std::optional<Number> number(const std::string& text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return value;
 }
 
 template <class To, class From>
@@ -110,8 +129,8 @@ struct Results {
 
 template <class Scalar>
 Results<Scalar> run(const Problem<Scalar>& problem, const momentum_delta::Options& options) {
-  Results<Scalar> y{zeros<Scalar>(problem.v.shape), zeros<Scalar>(problem.state_shape()),
-                    zeros<Scalar>(problem.state_shape())};
+  Results<Scalar> y{unwritten<Scalar>(problem.v.shape), unwritten<Scalar>(problem.state_shape()),
+                    unwritten<Scalar>(problem.state_shape())};
   momentum_delta::forward(problem.inputs(), y.outputs(), options);
   return y;
 }
@@ -205,7 +224,7 @@ struct Case {
 
 inline Case read_case(const std::string& path) {
   const safetensors::File file = safetensors::read(path);
-  const auto fail = [&](const std::string& what) { throw std::runtime_error(path + ": " + what); };
+  const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
   const auto get = [&](const std::string& name, std::size_t rank, bool required = false) {
     Array<double> x;
     if (!file.has(name)) {
@@ -246,13 +265,8 @@ inline Case read_case(const std::string& path) {
     }
   }
   if (const auto found = file.metadata.find("scale"); found != file.metadata.end()) {
-    std::size_t used = 0;
-    try {
-      x.scale = std::stod(found->second, &used);
-    } catch (const std::exception&) {
-    }
-    if (used == 0 || used != found->second.size())
-      fail("its scale, \"" + found->second + "\", is not a number");
+    x.scale = number<double>(found->second);
+    if (!x.scale) fail("its scale, \"" + found->second + "\", is not a number");
   }
 
   c.expected = {get("o", 4), get("final_S", 4), get("final_M", 4)};
@@ -285,16 +299,17 @@ struct Error {
 
 template <class Scalar>
 Error error_of(const Array<Scalar>& x, const Array<double>& expected) {
-  double sum = 0, sum_expected = 0, largest = 0, largest_expected = 0;
+  long double sum = 0, sum_expected = 0;  // squares of double need its range
+  double largest = 0, largest_expected = 0;
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
     const double e = expected.values[i], d = std::abs(double(x.values[i]) - e);
-    sum += d * d;
-    sum_expected += e * e;
+    sum += static_cast<long double>(d) * d;
+    sum_expected += static_cast<long double>(e) * e;
     if (d > largest || std::isnan(d)) largest = d;  // a NaN stays
     largest_expected = std::max(largest_expected, std::abs(e));
   }
-  const double n = std::max<double>(1, double(expected.values.size()));
-  return {std::sqrt(sum / n) / std::max(std::sqrt(sum_expected / n), 1e-30),
+  const long double n = std::max<long double>(1, expected.values.size());
+  return {double(std::sqrt(sum / n) / std::max(std::sqrt(sum_expected / n), 1e-30L)),
           largest / std::max(largest_expected, 1e-30)};
 }
 

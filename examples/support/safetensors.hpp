@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -79,10 +80,12 @@ inline Index dtype_size(const std::string& dtype) {
   return found == sizes.end() ? 0 : found->second;
 }
 
-// Throws std::runtime_error, naming the file and what is wrong with it, unless the whole file is well formed.
+// Throws std::runtime_error, saying what is wrong, unless the whole file is well formed: one JSON object
+// without a name twice, and tensors that fill the data from its first byte to its last without a gap or an
+// overlap. A tensor of a dtype not known here throws only when it is asked for.
 inline File read(const std::string& path) {
   static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
-  const auto fail = [&](const std::string& what) { throw std::runtime_error(path + ": " + what); };
+  const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
 
   std::error_code error;
   const auto file_size = std::filesystem::file_size(path, error);
@@ -99,10 +102,19 @@ inline File read(const std::string& path) {
   if (!in.read(header.data(), std::streamsize(header_size))) fail("cannot be read");
   const std::uint64_t data_size = file_size - 8 - header_size;
 
-  const auto json = nlohmann::json::parse(header, nullptr, /*allow_exceptions=*/false);
+  std::set<std::string> names;
+  std::string twice;
+  const auto see = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    if (depth == 1 && event == nlohmann::json::parse_event_t::key && !names.insert(value).second)
+      twice = value;
+    return true;
+  };
+  const auto json = nlohmann::json::parse(header, see, /*allow_exceptions=*/false);
   if (!json.is_object()) fail("its header is not a JSON object");
+  if (!twice.empty()) fail("its header names " + twice + " twice");
 
   File file;
+  std::map<std::uint64_t, std::pair<std::uint64_t, std::string>> ranges;  // begin -> end, name
   for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
       if (!entry.is_object()) fail("__metadata__ is not an object");
@@ -124,26 +136,35 @@ inline File read(const std::string& path) {
 
     Tensor tensor{entry["dtype"], entry["shape"], {}};
     const std::uint64_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
-    const Index element = dtype_size(tensor.dtype);
-    if (element == 0) fail(name + " has the unknown dtype " + tensor.dtype);
     if (begin > end || end > data_size)
       fail("is truncated or malformed: " + name + " has data_offsets [" + std::to_string(begin) + ", " +
            std::to_string(end) + "] of " + std::to_string(data_size) + " bytes");
+    const Index element = dtype_size(tensor.dtype);
     std::uint64_t bytes = std::uint64_t(element);
     for (const Index d : tensor.shape) {
       if (d != 0 && bytes > (std::uint64_t(1) << 62) / std::uint64_t(d))
         fail(name + " has an impossible shape");
       bytes *= std::uint64_t(d);
     }
+    if (element == 0) bytes = end - begin;  // of a dtype not known here
     if (bytes != end - begin)
       fail(name + " should have " + std::to_string(bytes) + " bytes by its shape, but has " +
            std::to_string(end - begin));
+    if (bytes > 0 && !ranges.emplace(begin, std::pair(end, name)).second)
+      fail(name + " overlaps another tensor");
     tensor.bytes.resize(bytes);
     in.seekg(std::streamoff(8 + header_size + begin));
     if (bytes > 0 && !in.read(reinterpret_cast<char*>(tensor.bytes.data()), std::streamsize(bytes)))
       fail("cannot be read");
     file.tensors.emplace(name, std::move(tensor));
   }
+  std::uint64_t next = 0;
+  for (const auto& [begin, range] : ranges) {
+    if (begin < next) fail(range.second + " overlaps another tensor");
+    if (begin > next) fail("has a gap before " + range.second);
+    next = range.first;
+  }
+  if (next != data_size) fail("has " + std::to_string(data_size - next) + " bytes after its last tensor");
   return file;
 }
 

@@ -15,12 +15,12 @@ namespace detail {
 // 512: chunks of 32 beat 16, 64 and 128, and the chunk form beats the recurrence where the state is larger
 // than 128 x 128.
 inline Index choose_chunk_size(const Options& options, const Sizes& s) {
-  return std::clamp<Index>(options.chunk_size.value_or(32), 1, std::max<Index>(s.T, 1));
+  return std::clamp<Index>(options.chunk_size.value_or(32), 1, std::max<Index>(s.longest, 1));
 }
 
 inline Algorithm choose_algorithm(const Options& options, const Sizes& s) {
   if (options.algorithm != Algorithm::automatic) return options.algorithm;
-  return s.T >= 16 && s.K * s.V > 128 * 128 ? Algorithm::chunk : Algorithm::recurrent;
+  return s.longest >= 16 && s.K * s.V > 128 * 128 ? Algorithm::chunk : Algorithm::recurrent;
 }
 
 // visit(n, h, tokens, S, M) for every sequence and value head. S, M: K x V of its own, holding first_S and
@@ -72,7 +72,8 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& o
 }  // namespace detail
 
 // Computes y.o, and y.final_S, y.final_M if wanted, from x: see sequence.hpp for shapes and ranges, and
-// recurrent/forward.hpp for the definition. Both algorithms give the same values up to rounding.
+// recurrent/forward.hpp for the definition. Both algorithms give the same values up to rounding
+// (of what: see chunk/forward.hpp).
 // Throws std::invalid_argument, before anything is written, if a shape, offset, gate or option is out of its
 // range or an output shares memory with anything else.
 template <class Scalar>
@@ -144,7 +145,8 @@ void backward(const Inputs<Scalar>& x, const Saved<Scalar>& saved, const OutputG
   if (options.algorithm == Algorithm::recurrent)
     run(detail::RecurrentBackward<Scalar>(s));
   else
-    run(detail::ChunkBackward<Scalar>(saved.chunk_size(), std::min(saved.checkpoint_interval(), s.T), s));
+    run(detail::ChunkBackward<Scalar>(saved.chunk_size(), std::min(saved.checkpoint_interval(), s.longest),
+                                      s));
 }
 
 // One token (T = 1) of B sequences: S and M, [B, HV, K, V], are updated in place and o, [B, 1, HV, V], is

@@ -39,7 +39,8 @@ class Check {
     Index size = 1;
     for (std::size_t d = 0; d < Rank; ++d) {
       if (x.shape[d] < 0) fail(name, " has shape ", text(x.shape), ": sizes must be >= 0");
-      if (x.stride[d] < 0) fail(name, " has strides ", text(x.stride), ": strides must be >= 0");
+      if (x.stride[d] < 0 && x.shape[d] > 1)
+        fail(name, " has strides ", text(x.stride), ": strides must be >= 0");
       size = std::min<Index>(1, size * x.shape[d]);
     }
     if (Rank == 4 && x.shape[Rank - 1] > 1 && x.stride[Rank - 1] != 1)
@@ -47,7 +48,7 @@ class Check {
     if (size > 0 && x.data == nullptr) fail(name, " has shape ", text(x.shape), " but its data is null");
     if (!std::is_const_v<Scalar> && !distinct_elements(x))
       fail(name, " has shape ", text(x.shape), " and strides ", text(x.stride),
-           ": elements of an output must not share memory");
+           ": in an output each stride must step over all that smaller strides reach");
   }
 
   // Throws unless the state is absent or of shape [N, HV, K, V].
@@ -67,11 +68,11 @@ class Check {
     for (Index b = 0; b < shape[0]; ++b) {
       for (Index t = 0; t < shape[1]; ++t) {
         for (Index h = 0; h < shape[2]; ++h) {
-          using std::real;
-          const Scalar& value = x.data[b * x.stride[0] + t * x.stride[1] + h * x.stride[2]];
+          using std::real, std::imag;
+          const Scalar& value = x.at(b, t, h);
           const auto part = real(value);
           const char* problem = nullptr;
-          if (std::isnan(part))
+          if (std::isnan(part) || !std::isfinite(imag(value)))
             problem = "not a number";
           else if (std::isinf(part) && part > 0)
             problem = "infinite";
@@ -186,8 +187,9 @@ void check_inputs(const Check& check, const Inputs<Scalar>& x, const Options& op
   check.gate("beta", x.beta, {s.B, s.T, s.HV}, Range::finite);
   check.gate("eta", x.eta, {s.B, s.T, s.HV}, Range::finite);
 
-  using std::real;
-  if (x.scale && !std::isfinite(real(*x.scale))) check.fail("scale = ", *x.scale, " is not finite");
+  using std::real, std::imag;
+  if (x.scale && !(std::isfinite(real(*x.scale)) && std::isfinite(imag(*x.scale))))
+    check.fail("scale = ", *x.scale, " is not finite");
   if (options.chunk_size && *options.chunk_size < 1)
     check.fail("options.chunk_size = ", *options.chunk_size, " is less than 1");
   if (!x.cu_seqlens.empty()) check.cu_seqlens(x.cu_seqlens, s.B, s.T);
@@ -214,6 +216,7 @@ void check_forward(const Check& check, const Inputs<Scalar>& x, const Outputs<Sc
 template <class Scalar>
 void check_step(const Check& check, const Inputs<Scalar>& x, const StateView<Scalar>& S,
                 const StateView<Scalar>& M, const TokenView<Scalar>& o, const Options& options) {
+  if (x.q.absent()) check.fail("q is missing; its shape is [B, 1, HK, K]");
   if (x.q.shape[1] != 1) check.fail("q has T = ", x.q.shape[1], " tokens, not 1");
   if (!x.initial_S.absent()) check.fail("initial_S must be absent: the state is S");
   if (!x.initial_M.absent()) check.fail("initial_M must be absent: the state is M");

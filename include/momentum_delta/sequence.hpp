@@ -1,6 +1,7 @@
 // What a call takes and gives: Inputs, Outputs, Options. Logs are natural.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 
@@ -77,7 +78,7 @@ struct InputGradients {
 enum class Algorithm {
   automatic,  // the faster form for the shape: see choose_algorithm in batch.hpp
   recurrent,  // token by token, the definition
-  chunk,      // chunk_size tokens at a time; equal to recurrent up to rounding for every legal input
+  chunk,  // chunk_size tokens at a time; equal to recurrent up to rounding (of what: see chunk/forward.hpp)
 };
 
 struct Options {
@@ -90,19 +91,24 @@ namespace detail {
 
 struct Sizes {
   Index B, T, HK, HV, K, V;
-  Index N;  // states: batches, or packed sequences
+  Index N;        // states: batches, or packed sequences
+  Index longest;  // tokens of the longest sequence
 };
 
 template <class Scalar>
 Sizes sizes_of(const Inputs<Scalar>& x) {
   const Index B = x.q.shape[0];
+  Index longest = x.cu_seqlens.empty() ? x.q.shape[1] : 0;
+  for (std::size_t n = 1; n < x.cu_seqlens.size(); ++n)
+    longest = std::max(longest, x.cu_seqlens[n] - x.cu_seqlens[n - 1]);
   return {.B = B,
           .T = x.q.shape[1],
           .HK = x.q.shape[2],
           .HV = x.v.shape[2],
           .K = x.q.shape[3],
           .V = x.v.shape[3],
-          .N = x.cu_seqlens.empty() ? B : Index(x.cu_seqlens.size()) - 1};
+          .N = x.cu_seqlens.empty() ? B : Index(x.cu_seqlens.size()) - 1,
+          .longest = longest};
 }
 
 // Where sequence n lies: tokens [begin, begin + count) of batch b.

@@ -38,7 +38,7 @@ using RowsMap = Eigen::Map<
     std::conditional_t<std::is_const_v<Scalar>, const Matrix<std::remove_const_t<Scalar>>, Matrix<Scalar>>,
     Eigen::Unaligned, Eigen::OuterStride<>>;
 
-// What kernels update in place: a workspace's matrix, a block of one, or the caller's rows.
+// What kernels update in place: a matrix of its own, or the caller's rows.
 template <class Scalar>
 using MatrixRef = Eigen::Ref<Matrix<Scalar>, 0, Eigen::OuterStride<>>;
 

@@ -19,7 +19,8 @@ concept MutableOf = std::is_same_v<const Mutable, Scalar> && !std::is_const_v<Mu
 
 }  // namespace detail
 
-// A strided array of `Rank` dimensions. A default-constructed view stands for an absent argument.
+// A strided array of `Rank` dimensions, strides >= 0. A default-constructed view, no memory and only sizes of
+// 0, stands for an absent argument.
 template <class Scalar, std::size_t Rank>
 struct StridedView {
   Scalar* data = nullptr;
@@ -37,11 +38,18 @@ struct StridedView {
       step *= shape[d];
     }
   }
+
+  constexpr bool empty() const {
+    for (const Index size : shape)
+      if (size == 0) return true;
+    return false;
+  }
+  constexpr bool absent() const { return data == nullptr && shape == std::array<Index, Rank>{}; }
+
+ protected:  // each kind of view is made from its own kind only
   template <detail::MutableOf<Scalar> Mutable>
   constexpr StridedView(const StridedView<Mutable, Rank>& other)
       : data(other.data), shape(other.shape), stride(other.stride) {}
-
-  constexpr bool absent() const { return data == nullptr && shape == std::array<Index, Rank>{}; }
 };
 
 namespace detail {
@@ -50,6 +58,12 @@ template <class T>
 concept EigenDense = requires(const std::remove_cvref_t<T>& x) {
   []<class Derived>(const Eigen::DenseBase<Derived>&) {}(x);
 };
+
+// Does an rvalue of this type take its memory with it? A Ref<const ..> may hold a copy.
+template <class T>
+struct owns_memory : std::is_base_of<Eigen::PlainObjectBase<T>, T> {};
+template <class T, int Options, class Stride>
+struct owns_memory<Eigen::Ref<const T, Options, Stride>> : std::true_type {};
 
 template <class Scalar>
 struct EigenMemory {
@@ -97,7 +111,8 @@ struct TokenView : StridedView<Scalar, 4> {
   // Tokens [t, t + count) of one head: count x D.
   detail::RowsMap<Scalar> rows(Index b, Index h, Index t, Index count) const {
     const auto& s = this->stride;
-    return {this->data + b * s[0] + t * s[1] + h * s[2], count, this->shape[3], Eigen::OuterStride<>(s[1])};
+    const Index offset = this->empty() ? 0 : b * s[0] + t * s[1] + h * s[2];
+    return {this->data + offset, count, this->shape[3], Eigen::OuterStride<>(s[1])};
   }
 
  private:
@@ -106,7 +121,7 @@ struct TokenView : StridedView<Scalar, 4> {
                                {m.rows * m.row_stride, m.row_stride, m.cols, m.col_stride}) {}
 };
 
-// One number a token and value head, [B, T, H]: log_alpha, log_mu, beta, eta. Any strides.
+// One number a token and value head, [B, T, H]: log_alpha, log_mu, beta, eta. Any strides >= 0.
 // An Eigen vector of length T is one head of one sequence; a T x H row-major matrix is H heads of one.
 template <class Scalar>
 struct GateView : StridedView<Scalar, 3> {
@@ -118,6 +133,12 @@ struct GateView : StridedView<Scalar, 3> {
   GateView(Argument&& m)
       : GateView(detail::memory_of<Scalar>(std::forward<Argument>(m)),
                  bool(std::remove_cvref_t<Argument>::IsVectorAtCompileTime)) {}
+
+  // The gate of one token.
+  Scalar& at(Index b, Index t, Index h) const {
+    const auto& s = this->stride;
+    return this->data[b * s[0] + t * s[1] + h * s[2]];
+  }
 
  private:
   GateView(const detail::EigenMemory<Scalar>& m, bool vector)
@@ -142,7 +163,8 @@ struct StateView : StridedView<Scalar, 4> {
   // One head's state: K x V.
   detail::RowsMap<Scalar> matrix(Index n, Index h) const {
     const auto& s = this->stride;
-    return {this->data + n * s[0] + h * s[1], this->shape[2], this->shape[3], Eigen::OuterStride<>(s[2])};
+    const Index offset = this->empty() ? 0 : n * s[0] + h * s[1];
+    return {this->data + offset, this->shape[2], this->shape[3], Eigen::OuterStride<>(s[2])};
   }
 
  private:

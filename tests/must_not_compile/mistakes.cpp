@@ -13,6 +13,11 @@ void mistake(const Rows& q, const Rows& k, const Rows& v, Rows& o, const Eigen::
   x.q = wide;
 #elif defined(TEMPORARY)
   x.q = Rows(2 * q);
+#elif defined(TEMPORARY_REF)
+  x.q = Eigen::Ref<const Rows>(2 * q);
+#elif defined(OTHER_VIEW)
+  momentum_delta::StateView<float> state(o);
+  x.q = state;
 #elif defined(EXPRESSION)
   x.q = 2 * q;
 #elif defined(CONST_OUTPUT)

@@ -134,8 +134,64 @@ double worst_ratio(const Results<Scalar>& y, const Results<Scalar>& recurrence,
   return worst;
 }
 
+// The largest ratio of a gradient's error to its budget, as a tensor. Gates also element by element,
+// saturated ones included: an element's error relative to the size of the terms it is a sum of
+// (oracle_backward's `sizes`, which have the factor mu_t or alpha_t), within the budget that the recurrence's
+// worst element gives.
 template <class Scalar>
-bool same_bits(const Array<Scalar>& a, const Array<Scalar>& b) {
+double worst_ratio(const Gradients<Scalar>& dx, const Gradients<Scalar>& recurrence,
+                   const Gradients<long double>& exact, const Gradients<long double>& sizes) {
+  double worst = 0;
+  const auto at_most = [&](double ratio) { worst = std::isnan(ratio) ? infinity : std::max(worst, ratio); };
+  const auto tensor = [&](auto member, auto exact_member) {
+    const Array<long double>& e = exact.*exact_member;
+    if (!e.absent()) at_most(rel_rms(dx.*member, e) / budget<Scalar>(rel_rms(recurrence.*member, e)));
+  };
+  const auto elements = [&](auto member, auto exact_member) {
+    const Array<long double>& e = exact.*exact_member;
+    const auto worst_element = [&](const Array<Scalar>& a) {
+      double largest = 0;
+      for (std::size_t i = 0; i < e.values.size(); ++i) {
+        const long double size = std::max((sizes.*exact_member).values[i], 1e-30L);
+        const double error = double(std::abs(a.values[i] - e.values[i]) / size);
+        largest = std::isnan(error) ? infinity : std::max(largest, error);
+      }
+      return largest;
+    };
+    if (!e.absent()) at_most(worst_element(dx.*member) / budget<Scalar>(worst_element(recurrence.*member)));
+  };
+  using G = Gradients<Scalar>;
+  using E = Gradients<long double>;
+  tensor(&G::dq, &E::dq);
+  tensor(&G::dk, &E::dk);
+  tensor(&G::dv, &E::dv);
+  tensor(&G::dp, &E::dp);
+  tensor(&G::dlog_alpha, &E::dlog_alpha);
+  tensor(&G::dlog_mu, &E::dlog_mu);
+  tensor(&G::dbeta, &E::dbeta);
+  tensor(&G::deta, &E::deta);
+  tensor(&G::dinitial_S, &E::dinitial_S);
+  tensor(&G::dinitial_M, &E::dinitial_M);
+  elements(&G::dlog_alpha, &E::dlog_alpha);
+  elements(&G::dlog_mu, &E::dlog_mu);
+  elements(&G::dbeta, &E::dbeta);
+  elements(&G::deta, &E::deta);
+  return worst;
+}
+
+// Upstream gradients for a problem, every value a float.
+inline Upstream<double> random_upstream(std::uint64_t seed, const Problem<double>& x) {
+  Random random(seed ^ 0x5eed);
+  Upstream<double> dy{x.v, examples::zeros<double>(x.state_shape()),
+                      examples::zeros<double>(x.state_shape())};
+  for (auto* a : {&dy.do_, &dy.dfinal_S, &dy.dfinal_M})
+    for (double& value : a->values) value = float(random.normal());
+  return dy;
+}
+
+// Every value the same, NaN like NaN and 0 like -0 (whose sign no later sum can show).
+template <class Scalar>
+bool equal_values(const Array<Scalar>& a, const Array<Scalar>& b) {
   if (a.shape != b.shape) return false;
   for (std::size_t i = 0; i < a.values.size(); ++i) {
     const bool both_nan = std::isnan(a.values[i]) && std::isnan(b.values[i]);
@@ -144,8 +200,14 @@ bool same_bits(const Array<Scalar>& a, const Array<Scalar>& b) {
   return true;
 }
 template <class Scalar>
-bool same_bits(const Results<Scalar>& a, const Results<Scalar>& b) {
-  return same_bits(a.o, b.o) && same_bits(a.final_S, b.final_S) && same_bits(a.final_M, b.final_M);
+bool equal_values(const Results<Scalar>& a, const Results<Scalar>& b) {
+  return equal_values(a.o, b.o) && equal_values(a.final_S, b.final_S) && equal_values(a.final_M, b.final_M);
+}
+template <class Scalar>
+bool equal_values(const Gradients<Scalar>& a, const Gradients<Scalar>& b) {
+  bool equal = true;
+  Gradients<Scalar>::for_each([&](const char*, auto member) { equal &= equal_values(a.*member, b.*member); });
+  return equal;
 }
 
 }  // namespace test

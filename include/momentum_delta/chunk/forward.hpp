@@ -11,6 +11,13 @@
 // with q already scaled. Token t of the formulas is row t - 1 here. A later token never meets an earlier
 // output, not even multiplied by 0: the loops end at the diagonal, so a NaN in the future cannot leak into
 // the past.
+//
+// Rounding. The mask is exact to rounding for gates <= 0, but u is a difference of what v, S_0 and the
+// earlier u of the chunk contribute: its error is relative to the largest of them, until the chunk ends.
+// Where a key overwrites a value that was 1e4 times larger, what follows in that chunk has up to 1e4 times
+// the rounding error of the recurrence, which corrects itself at every token. Smaller chunks shorten this;
+// chunks of one token are the recurrence. A product of decays inside a chunk is 0 below the smallest normal
+// number; positive log gates must not sum to more than the range of exp (88 in float) inside a chunk.
 #pragma once
 
 #include <algorithm>

@@ -39,7 +39,7 @@ Head<Scalar> head_of(const Inputs<Scalar>& x, const SequenceTokens& tokens, Inde
   };
   const auto gate = [&](const GateView<const Scalar>& view, Scalar neutral) {
     const auto& s = view.stride;
-    return view.absent()
+    return view.empty()
                ? Gate<Scalar>{nullptr, 0, neutral}
                : Gate<Scalar>{view.data + tokens.b * s[0] + tokens.begin * s[1] + h * s[2], s[1], neutral};
   };

@@ -62,7 +62,7 @@ HeadGradients<Scalar> gradients_of(const Inputs<Scalar>& x, const OutputGradient
                                    const InputGradients<Scalar>& dx, const SequenceTokens& tokens, Index h) {
   const Index HV = x.v.shape[2];
   const auto rows = [&](const TokenView<Scalar>& view) -> RowsSink<Scalar> {
-    if (view.absent()) return {};
+    if (view.empty()) return {};
     const Index group = HV / view.shape[2];
     const auto& s = view.stride;
     return {view.data + tokens.b * s[0] + tokens.begin * s[1] + h / group * s[2], s[1], view.shape[3],
@@ -70,12 +70,12 @@ HeadGradients<Scalar> gradients_of(const Inputs<Scalar>& x, const OutputGradient
   };
   const auto gate = [&](const GateView<Scalar>& view) -> GateSink<Scalar> {
     const auto& s = view.stride;
-    return view.absent() ? GateSink<Scalar>{}
-                         : GateSink<Scalar>{view.data + tokens.b * s[0] + tokens.begin * s[1] + h * s[2],
-                                            s[1], dx.accumulate};
+    return view.empty() ? GateSink<Scalar>{}
+                        : GateSink<Scalar>{view.data + tokens.b * s[0] + tokens.begin * s[1] + h * s[2], s[1],
+                                           dx.accumulate};
   };
   HeadGradients<Scalar> g;
-  if (!dy.do_.absent()) {
+  if (!dy.do_.empty()) {
     const auto& s = dy.do_.stride;
     g.do_ = dy.do_.data + tokens.b * s[0] + tokens.begin * s[1] + h * s[2];
     g.do_stride = s[1];

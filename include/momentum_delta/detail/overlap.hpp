@@ -26,7 +26,10 @@ struct Footprint {
     constexpr Index bytes = sizeof(Scalar);
     run = bytes;
     std::array<std::pair<Index, Index>, Rank> level;
-    for (std::size_t d = 0; d < Rank; ++d) level[d] = {view.stride[d] * bytes, view.shape[d]};
+    for (std::size_t d = 0; d < Rank; ++d) {
+      const bool once = view.shape[d] == 1;  // such a stride means nothing, and may be anything
+      level[d] = {once ? 0 : view.stride[d] * bytes, view.shape[d]};
+    }
     std::sort(level.begin(), level.end());
     std::size_t first = 0;  // levels that only lengthen the contiguous run
     while (first < Rank && (level[first].second == 1 || level[first].first <= run)) {
@@ -46,7 +49,7 @@ struct Footprint {
   bool touches(std::uintptr_t lo, std::uintptr_t hi, std::uintptr_t at, std::size_t d = 0) const {
     const Index from = Index(lo - at), to = Index(hi - at);  // relative to `at`, may be negative
     if (run == 0 || to <= 0 || from >= extent[d]) return false;
-    if (d == levels || d == max_levels) return true;
+    if (d == levels || d == max_levels) return true;  // the second is for compilers that cannot see the first
     const Index first = std::max<Index>(0, from - extent[d + 1] + 1);
     const Index i0 = (first + stride[d] - 1) / stride[d], i1 = std::min(count[d] - 1, (to - 1) / stride[d]);
     for (Index i = i0; i <= i1; ++i) {

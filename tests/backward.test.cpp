@@ -1,0 +1,528 @@
+// Gradients of both forms.
+#include <complex>
+#include <filesystem>
+#include <functional>
+
+#include "support/catch.hpp"
+#include "support/problem.hpp"
+
+using namespace test;
+using examples::run_backward;
+using momentum_delta::GateView;
+using momentum_delta::InputGradients;
+using momentum_delta::OutputGradients;
+using momentum_delta::Saved;
+using momentum_delta::StateView;
+using momentum_delta::TokenView;
+
+namespace {
+
+std::vector<Options> forms() {
+  return {recurrent(), chunk(1), chunk(3), chunk(16), chunk(64)};
+}
+
+Gradients<double> golden_gradients(const examples::Case& c) {
+  return c.gradients;
+}
+
+template <class Scalar>
+double gradient_ceiling() {
+  return std::is_same_v<Scalar, float> ? 1e-5 : 1e-12;
+}
+
+// The largest error of any gradient, relative to its RMS.
+template <class Scalar>
+double error_of(const Gradients<Scalar>& x, const Gradients<double>& expected) {
+  double worst = 0;
+  const auto tensor = [&](const Array<Scalar>& a, const Array<double>& e) {
+    if (e.absent()) return;
+    const double error = examples::error_of(a, e).rel_rms;
+    worst = std::isnan(error) ? infinity : std::max(worst, error);
+  };
+  tensor(x.dq, expected.dq);
+  tensor(x.dk, expected.dk);
+  tensor(x.dv, expected.dv);
+  tensor(x.dp, expected.dp);
+  tensor(x.dlog_alpha, expected.dlog_alpha);
+  tensor(x.dlog_mu, expected.dlog_mu);
+  tensor(x.dbeta, expected.dbeta);
+  tensor(x.deta, expected.deta);
+  tensor(x.dinitial_S, expected.dinitial_S);
+  tensor(x.dinitial_M, expected.dinitial_M);
+  return worst;
+}
+
+// Each gradient's name and the inputs it belongs to.
+template <class Scalar, class Visit>
+void for_each_input(const Visit& visit) {
+  using P = Problem<Scalar>;
+  using G = Gradients<double>;
+  visit("q", &P::q, &G::dq);
+  visit("k", &P::k, &G::dk);
+  visit("v", &P::v, &G::dv);
+  visit("p", &P::p, &G::dp);
+  visit("log_alpha", &P::log_alpha, &G::dlog_alpha);
+  visit("log_mu", &P::log_mu, &G::dlog_mu);
+  visit("beta", &P::beta, &G::dbeta);
+  visit("eta", &P::eta, &G::deta);
+  visit("initial_S", &P::initial_S, &G::dinitial_S);
+  visit("initial_M", &P::initial_M, &G::dinitial_M);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("golden gradients, whatever is saved", "", float, double) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TEST_DATA_DIR)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++files;
+    const examples::Case c = examples::read_case(entry.path().string());
+    REQUIRE(!golden_gradients(c).dinitial_M.absent());
+    for (const Algorithm algorithm : {Algorithm::recurrent, Algorithm::chunk}) {
+      for (const Index C : {1, 3, 16, 64, 128}) {
+        for (const Index interval : {1, 2, 1000}) {
+          for (const bool keep_u : {false, true}) {
+            const Options options{algorithm, C, true};
+            INFO(entry.path() << " algorithm " << int(algorithm) << " chunk " << C << " interval "
+                              << interval);
+            CHECK(error_of(run_backward(c.problem.as<TestType>(), c.upstream.as<TestType>(), options,
+                                        interval, keep_u),
+                           c.gradients) <= gradient_ceiling<TestType>());
+          }
+        }
+      }
+    }
+  }
+  CHECK(files == 14);
+}
+
+TEMPLATE_TEST_CASE("gradients over independent sweeps of log_mu and log_alpha, gates element by element", "",
+                   float, double) {
+  double worst = 0, flipped = infinity;
+  std::uint64_t seed = 0;
+  for (const double log_alpha : log_gates) {
+    for (const double log_mu : log_gates) {
+      for (const Gates& gates : {Gates{constant(log_alpha), constant(log_mu), any_rate(), any_rate()},
+                                 Gates{spike(log_alpha, 20), spike(log_mu, 30), any_rate(), any_rate()},
+                                 Gates{any_log_gate(), any_log_gate(), any_rate(), any_rate()}}) {
+        const Problem<double> x = random_problem(++seed, {.T = 133}, gates);
+        const Upstream<double> dy = random_upstream(seed, x);
+        Gradients<long double> sizes;
+        const Gradients<long double> exact = oracle_backward(x, dy, &sizes);
+        const auto run = [&](const Options& options) {
+          return run_backward(x.as<TestType>(), dy.as<TestType>(), options);
+        };
+        const Gradients<TestType> r = run(recurrent());
+        for (const Index C : {1, 2, 3, 16, 64, 128})
+          worst = std::max(worst, worst_ratio(run(chunk(C)), r, exact, sizes));
+        Gradients<TestType> wrong = run(chunk(16));  // the control
+        for (TestType& value : wrong.dv.values) value = -value;
+        flipped = std::min(flipped, worst_ratio(wrong, r, exact, sizes));
+      }
+    }
+  }
+  WARN("worst ratio to the budget: " << worst);
+  CHECK(worst <= 1);
+  CHECK(flipped > 1e3);
+}
+
+TEMPLATE_TEST_CASE("the recurrent backward is exact over the sweeps", "", float, double) {
+  double worst = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const Problem<double> x =
+        random_problem(seed, {.T = 133}, {any_log_gate(), any_log_gate(), any_rate(), any_rate()});
+    const Upstream<double> dy = random_upstream(seed, x);
+    worst = std::max(worst, error_of(run_backward(x.as<TestType>(), dy.as<TestType>(), recurrent()), [&] {
+                       const Gradients<long double> e = oracle_backward(x, dy);
+                       const auto down = [](const auto& a) { return examples::cast<double>(a); };
+                       return Gradients<double>{down(e.dq),        down(e.dk),         down(e.dv),
+                                                down(e.dp),        down(e.dlog_alpha), down(e.dlog_mu),
+                                                down(e.dbeta),     down(e.deta),       down(e.dinitial_S),
+                                                down(e.dinitial_M)};
+                     }()));
+  }
+  CHECK(worst <= 1e2 * double(std::numeric_limits<TestType>::epsilon()));
+}
+
+// d loss / d x_i = Im loss(x + i h e_i) / h through the templated recurrence, for every element of every
+// input.
+TEST_CASE("complex step through the recurrence, T = 2 C + 1") {
+  using Complex = std::complex<double>;
+  const Index C = 4;
+  const Problem<double> x = random_problem(3, {.T = 2 * C + 1, .HK = 1, .HV = 2, .K = 3, .V = 2});
+  const Upstream<double> dy = random_upstream(3, x);
+  const double h = 1e-100;
+  const std::vector<Gradients<double>> gradients = {run_backward(x, dy, recurrent()),
+                                                    run_backward(x, dy, chunk(C))};
+  for_each_input<Complex>([&](const char* name, auto input, auto gradient) {
+    Problem<Complex> z = x.as<Complex>();
+    std::vector<double> exact;
+    for (Complex& entry : (z.*input).values) {
+      const Complex value = entry;
+      entry += Complex(0, h);
+      const Results<Complex> y = examples::run(z, recurrent());
+      entry = value;
+      double loss = 0;
+      for (std::size_t j = 0; j < y.o.values.size(); ++j) loss += dy.do_.values[j] * y.o.values[j].imag() / h;
+      for (std::size_t j = 0; j < y.final_S.values.size(); ++j)
+        loss += (dy.dfinal_S.values[j] * y.final_S.values[j].imag() +
+                 dy.dfinal_M.values[j] * y.final_M.values[j].imag()) /
+                h;
+      exact.push_back(loss);
+    }
+    INFO("d" << name);
+    for (const Gradients<double>& dx : gradients)
+      CHECK(examples::error_of(dx.*gradient, {(dx.*gradient).shape, exact}).rel_rms <= 1e-12);
+  });
+}
+
+TEST_CASE("what is saved changes no bit") {
+  const Problem<float> x = random_problem(4, {.B = 2, .T = 50, .HK = 1, .HV = 2}).as<float>();
+  const Upstream<float> dy = random_upstream(4, x.as<double>()).as<float>();
+  const Gradients<float> reference = run_backward(x, dy, chunk(8));
+  for (const Index interval : {1, 2, 3, 7, 100})
+    for (const bool keep_u : {false, true})
+      CHECK(equal_values(run_backward(x, dy, chunk(8), interval, keep_u), reference));
+  // Nor does a forward pass that saves.
+  Saved<float> saved(2, true);
+  for (const Options& options : forms()) {
+    Results<float> y = examples::run(x, options), z = y;
+    for (auto* a : {&z.o, &z.final_S, &z.final_M}) std::fill(a->values.begin(), a->values.end(), 42.f);
+    momentum_delta::forward(x.inputs(), z.outputs(), saved, options);
+    CHECK(equal_values(y, z));
+  }
+}
+
+TEST_CASE("the forward pass may be one form and the backward pass the other") {
+  const Problem<double> x = random_problem(5, {.T = 50});
+  const Upstream<double> dy = random_upstream(5, x);
+  const Gradients<double> reference = run_backward(x, dy, chunk(8));
+  for (const Algorithm first : {Algorithm::recurrent, Algorithm::chunk}) {
+    for (const Algorithm second : {Algorithm::recurrent, Algorithm::chunk}) {
+      for (const bool keep_u : {false, true}) {
+        Saved<double> saved(2, keep_u);
+        Results<double> y = examples::run(x, recurrent());
+        momentum_delta::forward(x.inputs(), y.outputs(), saved, {first, 8});
+        Gradients<double> dx{x.q,      x.k,    x.v,   x.p,         x.log_alpha,
+                             x.log_mu, x.beta, x.eta, x.initial_S, x.initial_M};
+        momentum_delta::backward(x.inputs(), saved, dy.views(), dx.views(), {.algorithm = second});
+        CHECK(error_of(dx, reference) < 1e-13);
+      }
+    }
+  }
+}
+
+TEST_CASE("gates at 0 and -inf: finite, and exactly 0 where a reset cuts the past") {
+  const Gate hard = [](Random& random, Index) { return random.bits() % 2 ? 0 : -infinity; };
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const Problem<float> x =
+        random_problem(seed, {.T = 40}, {hard, hard, any_rate(), any_rate()}).as<float>();
+    const Upstream<float> dy = random_upstream(seed, x.as<double>()).as<float>();
+    for (const Options& options : forms()) {
+      const Gradients<float> dx = run_backward(x, dy, options);
+      Gradients<float>::for_each([&](const char* name, auto member) {
+        INFO(name);
+        bool finite = true;
+        for (const float value : (dx.*member).values) finite &= std::isfinite(value);
+        CHECK(finite);
+      });
+      for (std::size_t t = 0; t < 40; ++t) {
+        if (x.log_alpha.values[t] != 0) CHECK(dx.dlog_alpha.values[t] == 0);
+        if (x.log_mu.values[t] != 0) CHECK(dx.dlog_mu.values[t] == 0);
+      }
+      const bool cut = std::count(x.log_mu.values.begin(), x.log_mu.values.end(), 0.f) < 40;
+      if (cut && x.log_mu.values[0] != 0)
+        for (const float value : dx.dinitial_M.values) CHECK(value == 0);
+    }
+  }
+}
+
+TEST_CASE("every subset of upstream gradients: an absent one is 0") {
+  const Problem<float> x = random_problem(6, {.B = 2, .T = 20, .HK = 1, .HV = 2}).as<float>();
+  const Upstream<float> dy = random_upstream(6, x.as<double>()).as<float>();
+  for (const Options& options : forms()) {
+    for (int subset = 0; subset < 8; ++subset) {
+      Upstream<float> absent, zero = dy;
+      const auto take = [&](int bit, auto member) {
+        if (subset & bit)
+          absent.*member = dy.*member;
+        else
+          std::fill((zero.*member).values.begin(), (zero.*member).values.end(), 0.f);
+      };
+      take(1, &Upstream<float>::do_);
+      take(2, &Upstream<float>::dfinal_S);
+      take(4, &Upstream<float>::dfinal_M);
+      const Gradients<float> dx = run_backward(x, absent, options);
+      CHECK(equal_values(dx, run_backward(x, zero, options)));
+      if (subset == 0)
+        for (const float value : dx.dv.values) CHECK(value == 0);
+    }
+  }
+}
+
+TEST_CASE("every optional input absent has the gradients of its neutral value") {
+  const Problem<float> x = random_problem(7, {.T = 20, .HK = 1, .HV = 2}).as<float>();
+  const Upstream<float> dy = random_upstream(7, x.as<double>()).as<float>();
+  const auto filled = [](Array<float> a, float value) {
+    std::fill(a.values.begin(), a.values.end(), value);
+    return a;
+  };
+  for (const Options& options : forms()) {
+    const auto same = [&](Array<float> Problem<float>::*input, Array<float> Gradients<float>::*gradient,
+                          const Array<float>& neutral) {
+      Problem<float> absent = x, present = x;
+      absent.*input = {};
+      present.*input = neutral;
+      const Gradients<float> a = run_backward(absent, dy, options);
+      Gradients<float> b = run_backward(present, dy, options);
+      CHECK((a.*gradient).absent());
+      (b.*gradient) = {};
+      CHECK(equal_values(a, b));
+    };
+    same(&Problem<float>::log_alpha, &Gradients<float>::dlog_alpha, filled(x.log_alpha, 0));
+    same(&Problem<float>::log_mu, &Gradients<float>::dlog_mu,
+         filled(x.log_mu, -std::numeric_limits<float>::infinity()));
+    same(&Problem<float>::beta, &Gradients<float>::dbeta, filled(x.beta, 1));
+    same(&Problem<float>::eta, &Gradients<float>::deta, filled(x.eta, 1));
+
+    // A zero state is an input like any other: its gradient can be had without giving it.
+    Problem<float> absent = x, present = x;
+    absent.initial_S = absent.initial_M = {};
+    present.initial_S = filled(x.initial_S, 0);
+    present.initial_M = filled(x.initial_M, 0);
+    CHECK(equal_values(run_backward(absent, dy, options), run_backward(present, dy, options)));
+
+    // p absent is k: the gradients of both, added.
+    absent = present = x;
+    absent.p = {};
+    present.p = x.k;
+    const Gradients<float> a = run_backward(absent, dy, options), b = run_backward(present, dy, options);
+    Array<long double> sum = examples::cast<long double>(b.dk);
+    for (std::size_t i = 0; i < sum.values.size(); ++i) sum.values[i] += b.dp.values[i];
+    CHECK(rel_rms(a.dk, sum) < 1e-6);
+    CHECK(equal_values(a.dlog_mu, b.dlog_mu));
+  }
+}
+
+TEST_CASE("no gradient from the future: zero upstream from P on gives exactly zero gradients there") {
+  const Index T = 40;
+  const Problem<float> x = random_problem(8, {.T = T}).as<float>();
+  for (const Index P : {0, 1, 15, 16, 17, 39}) {
+    Upstream<float> dy = random_upstream(8, x.as<double>()).as<float>();
+    dy.dfinal_S = dy.dfinal_M = {};
+    std::fill(dy.do_.values.begin() + P * 7, dy.do_.values.end(), 0.f);
+    for (const Options& options : forms()) {
+      const Gradients<float> dx = run_backward(x, dy, options);
+      for (auto member : {&Gradients<float>::dq, &Gradients<float>::dk, &Gradients<float>::dv,
+                          &Gradients<float>::dp, &Gradients<float>::dlog_alpha, &Gradients<float>::dlog_mu,
+                          &Gradients<float>::dbeta, &Gradients<float>::deta}) {
+        const auto& values = (dx.*member).values;
+        CHECK(std::all_of(values.begin() + P * (Index(values.size()) / T), values.end(),
+                          [](float g) { return g == 0; }));
+      }
+    }
+  }
+}
+
+TEST_CASE("gradients are assigned, or added to what is there") {
+  const Problem<float> x = random_problem(9, {.B = 2, .T = 20, .HK = 2, .HV = 4}).as<float>();
+  const Upstream<float> dy = random_upstream(9, x.as<double>()).as<float>();
+  for (const Options& options : {recurrent(), chunk(16)}) {
+    const Gradients<float> once = run_backward(x, dy, options);
+    Saved<float> saved;
+    Results<float> y = examples::run(x, options);
+    momentum_delta::forward(x.inputs(), y.outputs(), saved, options);
+    Gradients<float> dx = once;
+    auto views = dx.views();
+    momentum_delta::backward(x.inputs(), saved, dy.views(), views, options);  // over what it held
+    CHECK(equal_values(dx, once));
+    views.accumulate = true;
+    momentum_delta::backward(x.inputs(), saved, dy.views(), views, options);
+    Gradients<float>::for_each([&](const char* name, auto member) {
+      Array<long double> twice = examples::cast<long double>(once.*member);
+      for (long double& value : twice.values) value *= 2;
+      INFO(name);
+      CHECK(rel_rms(dx.*member, twice) < 1e-6);
+    });
+  }
+}
+
+TEST_CASE("only the gradients that are wanted, and the others do not change") {
+  const Problem<float> x = random_problem(10, {.T = 20, .HK = 1, .HV = 2}).as<float>();
+  const Upstream<float> dy = random_upstream(10, x.as<double>()).as<float>();
+  for (const Options& options : {recurrent(), chunk(16)}) {
+    const Gradients<float> all = run_backward(x, dy, options);
+    Saved<float> saved;
+    Results<float> y = examples::run(x, options);
+    momentum_delta::forward(x.inputs(), y.outputs(), saved, options);
+    Gradients<float>::for_each([&](const char* name, auto member) {
+      Gradients<float> one;
+      one.*member = examples::unwritten<float>((all.*member).shape);
+      momentum_delta::backward(x.inputs(), saved, dy.views(), one.views(), options);
+      INFO(name);
+      CHECK(equal_values(one.*member, all.*member));
+    });
+  }
+}
+
+TEST_CASE("grouped heads add up, packed sequences are sequences of their own") {
+  Problem<double> x = random_problem(11, {.T = 23, .HK = 2, .HV = 6});
+  x.cu_seqlens = {0, 0, 1, 2, 20, 20, 23};
+  x.initial_S = x.initial_M = examples::zeros<double>(x.state_shape());
+  Random random(12);
+  for (auto* a : {&x.initial_S, &x.initial_M})
+    for (double& value : a->values) value = float(random.normal());
+  const Upstream<double> dy = random_upstream(11, x);
+  const Gradients<long double> exact = oracle_backward(x, dy);
+  for (const Options& options : forms()) {
+    const Gradients<double> dx = run_backward(x, dy, options);
+    CHECK(rel_rms(dx.dq, exact.dq) < 1e-13);
+    CHECK(rel_rms(dx.dk, exact.dk) < 1e-13);
+    CHECK(rel_rms(dx.dv, exact.dv) < 1e-13);
+    CHECK(rel_rms(dx.dp, exact.dp) < 1e-13);
+    CHECK(rel_rms(dx.dlog_alpha, exact.dlog_alpha) < 1e-13);
+    CHECK(rel_rms(dx.dlog_mu, exact.dlog_mu) < 1e-13);
+    CHECK(rel_rms(dx.dinitial_S, exact.dinitial_S) < 1e-13);
+    CHECK(rel_rms(dx.dinitial_M, exact.dinitial_M) < 1e-13);
+  }
+}
+
+TEST_CASE("strided gradients leave the gaps alone, and states are differentiated in place") {
+  using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  const Problem<float> x = random_problem(13, {.T = 20}).as<float>();
+  const Upstream<float> dy = random_upstream(13, x.as<double>()).as<float>();
+  for (const Options& options : {recurrent(), chunk(16)}) {
+    const Gradients<float> dense = run_backward(x, dy, options);
+    Saved<float> saved;
+    Results<float> y = examples::run(x, options);
+    momentum_delta::forward(x.inputs(), y.outputs(), saved, options);
+
+    Rows tokens = Rows::Constant(20, 30, 42), gates = Rows::Constant(20, 6, 42);
+    Upstream<float> state = dy;
+    momentum_delta::backward(x.inputs(), saved, state.views(),
+                             InputGradients<float>{.dq = tokens.middleCols(1, 5),
+                                                   .dk = tokens.middleCols(7, 5),
+                                                   .dv = tokens.middleCols(13, 7),
+                                                   .dp = tokens.middleCols(21, 5),
+                                                   .dlog_alpha = gates.col(0),
+                                                   .dlog_mu = gates.col(2),
+                                                   .dbeta = gates.col(3),
+                                                   .deta = gates.col(5),
+                                                   .dinitial_S = state.dfinal_S.view<StateView<float>>(),
+                                                   .dinitial_M = state.dfinal_M.view<StateView<float>>()},
+                             options);
+    const auto rows = [](const Array<float>& a) {
+      return Eigen::Map<const Rows>(a.values.data(), 20, Index(a.values.size()) / 20);
+    };
+    CHECK(tokens.middleCols(1, 5) == rows(dense.dq));
+    CHECK(tokens.middleCols(7, 5) == rows(dense.dk));
+    CHECK(tokens.middleCols(13, 7) == rows(dense.dv));
+    CHECK(tokens.middleCols(21, 5) == rows(dense.dp));
+    CHECK(gates.col(0) == rows(dense.dlog_alpha));
+    CHECK(gates.col(2) == rows(dense.dlog_mu));
+    CHECK(gates.col(3) == rows(dense.dbeta));
+    CHECK(gates.col(5) == rows(dense.deta));
+    for (const int gap : {0, 6, 12, 20, 26, 29}) CHECK((tokens.col(gap).array() == 42).all());
+    CHECK((gates.col(1).array() == 42).all());
+    CHECK((gates.col(4).array() == 42).all());
+    CHECK(equal_values(state.dfinal_S, dense.dinitial_S));
+    CHECK(equal_values(state.dfinal_M, dense.dinitial_M));
+  }
+}
+
+TEST_CASE("sizes of zero have gradients too") {
+  for (const Shape& s : {Shape{.T = 0}, Shape{.T = 4, .K = 0, .V = 3}, Shape{.T = 4, .K = 3, .V = 0},
+                         Shape{.B = 0, .T = 4}, Shape{.T = 4, .HK = 0, .HV = 0}}) {
+    const Problem<double> x = random_problem(14, s);
+    const Upstream<double> dy = random_upstream(14, x);
+    for (const Options& options : forms()) {
+      const Gradients<double> dx = run_backward(x, dy, options);
+      if (s.T == 0) {
+        CHECK(equal_values(dx.dinitial_S, dy.dfinal_S));
+        CHECK(equal_values(dx.dinitial_M, dy.dfinal_M));
+      }
+      for (const double value : dx.dlog_mu.values) CHECK(value == 0);
+    }
+  }
+}
+
+TEST_CASE("bad input to backward: named, and nothing written") {
+  const auto refused = [](const std::string& expected, auto spoil) {
+    Problem<float> x = random_problem(15, {.B = 2, .T = 6, .HK = 2, .HV = 4, .K = 3, .V = 5}).as<float>();
+    Upstream<float> dy = random_upstream(15, x.as<double>()).as<float>();
+    Saved<float> saved;
+    Results<float> y = examples::run(x, chunk(4));
+    momentum_delta::forward(x.inputs(), y.outputs(), saved, chunk(4));
+    Gradients<float> dx = run_backward(x, dy, chunk(4));
+    const Gradients<float> before = dx;
+    struct Call {
+      momentum_delta::Inputs<float> x;
+      Saved<float> saved;
+      OutputGradients<float> dy;
+      InputGradients<float> dx;
+      Options options;
+    } call{x.inputs(), saved, dy.views(), dx.views(), {}};
+    call.x.scale = 2.f;  // so that an accepted call would change dx
+    spoil(call);
+    std::string message = "accepted";
+    try {
+      momentum_delta::backward(call.x, call.saved, call.dy, call.dx, call.options);
+    } catch (const std::invalid_argument& e) {
+      message = e.what();
+    }
+    CHECK(message == (expected == "accepted" ? expected : "momentum_delta::backward: " + expected));
+    CHECK(equal_values(dx, before) == (expected != "accepted"));
+  };
+  refused("accepted", [](auto&) {});
+  refused("accepted", [](auto& c) { c.options.chunk_size = 4; });
+  refused("saved holds no forward pass", [](auto& c) { c.saved = Saved<float>(); });
+  refused("options.chunk_size = 5, but saved was made with 4", [](auto& c) { c.options.chunk_size = 5; });
+  refused("options.chunk_size = 0 is less than 1", [](auto& c) { c.options.chunk_size = 0; });
+  refused("k has shape [2, 6, 2, 4], not [B, T, HK, K] of q = [2, 6, 2, 3]",
+          [](auto& c) { c.x.k.shape[3] = 4; });
+  refused("do_ has shape [2, 6, 4, 4], not [B, T, HV, V] of v = [2, 6, 4, 5]",
+          [](auto& c) { c.dy.do_.shape[3] = 4; });
+  refused("dfinal_S has shape [1, 4, 3, 5], not [N, HV, K, V] = [2, 4, 3, 5]",
+          [](auto& c) { c.dy.dfinal_S.shape[0] = 1; });
+  refused("dfinal_M has shape [1, 4, 3, 5], not [N, HV, K, V] = [2, 4, 3, 5]",
+          [](auto& c) { c.dy.dfinal_M.shape[0] = 1; });
+  refused("dq has shape [2, 6, 4, 3], not [B, T, HK, K] of q = [2, 6, 2, 3]",
+          [](auto& c) { c.dx.dq.shape[2] = 4; });
+  refused("dk has shape [2, 5, 2, 3], not [B, T, HK, K] of k = [2, 6, 2, 3]",
+          [](auto& c) { c.dx.dk.shape[1] = 5; });
+  refused("dv has shape [2, 6, 2, 5], not [B, T, HV, V] of v = [2, 6, 4, 5]",
+          [](auto& c) { c.dx.dv.shape[2] = 2; });
+  refused("dp has shape [2, 6, 4, 3], not the shape of p = [2, 6, 2, 3]",
+          [](auto& c) { c.dx.dp.shape[2] = 4; });
+  refused("dlog_mu has shape [2, 6, 2], not [B, T, HV] = [2, 6, 4]",
+          [](auto& c) { c.dx.dlog_mu.shape[2] = 2; });
+  refused("dinitial_M has shape [2, 4, 5, 3], not [N, HV, K, V] = [2, 4, 3, 5]",
+          [](auto& c) { std::swap(c.dx.dinitial_M.shape[2], c.dx.dinitial_M.shape[3]); });
+  refused("dp must be absent: p is absent", [](auto& c) { c.x.p = {}; });
+  refused("dlog_mu must be absent: log_mu is absent", [](auto& c) { c.x.log_mu = {}; });
+  refused("deta must be absent: eta is absent", [](auto& c) { c.x.eta = {}; });
+  refused("dv shares memory with do_", [](auto& c) { c.dx.dv.data = const_cast<float*>(c.dy.do_.data); });
+  refused("dk shares memory with dq", [](auto& c) { c.dx.dk.data = c.dx.dq.data; });
+  refused("dq shares memory with k", [](auto& c) { c.dx.dq.data = const_cast<float*>(c.x.k.data); });
+  refused("dinitial_M shares memory with dinitial_S",
+          [](auto& c) { c.dx.dinitial_M.data = c.dx.dinitial_S.data; });
+  refused("dinitial_S shares memory with dfinal_M",
+          [](auto& c) { c.dx.dinitial_S.data = const_cast<float*>(c.dy.dfinal_M.data); });
+  refused("saved is of a forward pass with T = 6, but x has 5", [](auto& c) {
+    for (auto* view : {&c.x.q, &c.x.k, &c.x.v, &c.x.p, &c.dy.do_}) view->shape[1] = 5;
+    for (auto* view : {&c.x.log_alpha, &c.x.log_mu, &c.x.beta, &c.x.eta}) view->shape[1] = 5;
+    c.dx = {};
+  });
+  refused("saved is of a forward pass with other cu_seqlens", [](auto& c) {
+    static const std::vector<Index> offsets{0, 4, 6};
+    c.x.cu_seqlens = offsets;
+    for (auto* view : {&c.x.q, &c.x.k, &c.x.v, &c.x.p, &c.dy.do_}) view->shape[0] = 1;
+    for (auto* view : {&c.x.log_alpha, &c.x.log_mu, &c.x.beta, &c.x.eta}) view->shape[0] = 1;
+    c.dx = {};
+    Problem<float> x = random_problem(16, {.T = 6, .HK = 2, .HV = 4, .K = 3, .V = 5}).as<float>();
+    Results<float> y = examples::run(x, chunk(4));
+    momentum_delta::forward(x.inputs(), y.outputs(), c.saved, chunk(4));
+    // two packed sequences have the sizes of B = 1, but other boundaries
+  });
+  CHECK_THROWS_AS(Saved<float>(0), std::invalid_argument);
+}
