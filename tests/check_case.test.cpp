@@ -140,6 +140,45 @@ TEST_CASE("check_case sees a wrong value and a NaN") {
   CHECK(check_case(file.path).status == 1);
 }
 
+TEST_CASE("check_case --backward checks every gradient of the file") {
+  const Run run = check_case("--backward --chunk 1,16 " + golden);
+  CHECK(run.status == 0);
+  CHECK(run.output.ends_with(
+      "\n78 passed, 0 failed\n"));  // float, double; three kernels; 3 values and 10 gradients
+  for (const char* name :
+       {"dq", "dk", "dv", "dp", "dlog_alpha", "dlog_mu", "dbeta", "deta", "dinitial_S", "dinitial_M"})
+    CHECK(run.says(std::string("\tchunk\t16\tdouble\t") + name + "\t"));
+
+  // Some gradients of some upstream ones; a wrong one fails; none at all are computed by the recurrence.
+  Problem<double> x = random_problem(2, {.T = 12, .HK = 1, .HV = 2});
+  Upstream<double> dy = random_upstream(2, x);
+  dy.dfinal_S = dy.dfinal_M = {};
+  Gradients<double> dx = examples::run_backward(x, dy, recurrent());
+  std::vector<std::pair<std::string, const Array<double>*>> tensors = {{"q", &x.q},
+                                                                       {"k", &x.k},
+                                                                       {"v", &x.v},
+                                                                       {"p", &x.p},
+                                                                       {"log_mu", &x.log_mu},
+                                                                       {"beta", &x.beta},
+                                                                       {"eta", &x.eta},
+                                                                       {"log_alpha", &x.log_alpha},
+                                                                       {"initial_S", &x.initial_S},
+                                                                       {"initial_M", &x.initial_M},
+                                                                       {"do", &dy.do_}};
+  const TemporaryFile file;
+  write_case<double>(file, "F64", tensors);
+  CHECK(check_case("--backward --kernel chunk --scalar double " + file.path)
+            .output.ends_with("\n13 passed, 0 failed\n"));
+  tensors.emplace_back("dlog_mu", &dx.dlog_mu);
+  write_case<double>(file, "F64", tensors);
+  CHECK(check_case("--backward --kernel chunk --scalar double " + file.path)
+            .output.ends_with("\n4 passed, 0 failed\n"));
+  dx.dlog_mu.values[3] *= -1;
+  write_case<double>(file, "F64", tensors);
+  CHECK(check_case("--backward " + file.path).status == 1);
+  CHECK(check_case(file.path).status == 0);
+}
+
 TEST_CASE("check_case exits with 2 for unusable input and says why") {
   const auto refused = [](const std::string& arguments, const std::string& why) {
     const Run run = check_case(arguments);

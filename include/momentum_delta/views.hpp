@@ -84,9 +84,8 @@ EigenMemory<Scalar> memory_of(Argument&& m) {
   static_assert(bool(Derived::IsRowMajor) || bool(Derived::IsVectorAtCompileTime),
                 "momentum_delta: the matrix must be row-major (Eigen::RowMajor); a column-major one would "
                 "have to be copied");
-  static_assert(
-      std::is_lvalue_reference_v<Argument> || !std::is_base_of_v<Eigen::PlainObjectBase<Derived>, Derived>,
-      "momentum_delta: a temporary matrix is gone before its view is read; give it a name");
+  static_assert(std::is_lvalue_reference_v<Argument> || !owns_memory<Derived>::value,
+                "momentum_delta: a temporary matrix is gone before its view is read; give it a name");
   if constexpr (in_memory && same_scalar) {
     constexpr bool writable = std::is_convertible_v<decltype(m.data()), Scalar*>;
     static_assert(writable, "momentum_delta: an output must not be const");

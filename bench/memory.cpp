@@ -1,0 +1,99 @@
+// Heap use of a training step against T: forward with Saved, then backward, of one head in float.
+//
+//   momentum_delta_memory [T...]
+//
+// Counts every allocation by standing in for malloc (glibc). The caller's tensors exist before the count
+// begins. Prints, for each T, the peak of the heap in between and what it grew by for each further token, in
+// scalars; exits with 1 if that is above 2 K V / (chunk * interval), and V more if u is kept.
+#include <malloc.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <momentum_delta/momentum_delta.hpp>
+#include <vector>
+
+extern "C" void* __libc_malloc(std::size_t);
+extern "C" void __libc_free(void*);
+extern "C" void* __libc_realloc(void*, std::size_t);
+
+namespace {
+
+std::atomic<long> current{0}, peak{0};
+
+void count(long bytes) {
+  const long now = current += bytes;
+  if (now > peak) peak = now;
+}
+
+}  // namespace
+
+extern "C" void* malloc(std::size_t size) {
+  void* memory = __libc_malloc(size);
+  if (memory != nullptr) count(long(malloc_usable_size(memory)));
+  return memory;
+}
+extern "C" void free(void* memory) {
+  if (memory != nullptr) count(-long(malloc_usable_size(memory)));
+  __libc_free(memory);
+}
+extern "C" void* realloc(void* memory, std::size_t size) {
+  if (memory != nullptr) count(-long(malloc_usable_size(memory)));
+  void* moved = __libc_realloc(memory, size);
+  if (moved != nullptr) count(long(malloc_usable_size(moved)));
+  return moved;
+}
+
+namespace {
+
+namespace md = momentum_delta;
+using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+constexpr md::Index K = 64, V = 64, chunk = 64;
+
+// The peak of the heap above what the caller holds, in scalars.
+double peak_of_step(md::Index T, md::Index interval, bool keep_u) {
+  const Rows q = Rows::Random(T, K), k = q.rowwise().normalized(), v = Rows::Random(T, V),
+             error = Rows::Random(T, V);
+  const Eigen::VectorXf log_mu = Eigen::VectorXf::Constant(T, -0.5f);
+  Rows o(T, V), dq(T, K), dk(T, K), dv(T, V);
+  Eigen::VectorXf dlog_mu(T);
+  const md::Inputs<float> x{.q = q, .k = k, .v = v, .log_mu = log_mu};
+  const long before = current;
+  peak = before;
+  md::Saved<float> saved(interval, keep_u);
+  md::forward(x, {.o = o}, saved, {.algorithm = md::Algorithm::chunk, .chunk_size = chunk});
+  md::backward(x, saved, {.do_ = error}, {.dq = dq, .dk = dk, .dv = dv, .dlog_mu = dlog_mu});
+  return double(peak - before) / sizeof(float);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<md::Index> lengths;
+  for (int i = 1; i < argc; ++i) lengths.push_back(std::atoll(argv[i]));
+  if (lengths.empty()) lengths = {1024, 16384, 262144};
+  bool linear = true;
+  std::printf("K %d, V %d, chunk %d\n%8s %6s %9s %12s %22s %10s\n", int(K), int(V), int(chunk), "interval",
+              "keep_u", "T", "peak bytes", "scalars a further token", "at most");
+  for (const md::Index interval : {1, 4, 16}) {
+    for (const bool keep_u : {false, true}) {
+      const double bound = 2.0 * K * V / double(chunk * interval) + (keep_u ? V : 0);
+      double last_peak = 0;
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        const double scalars = peak_of_step(lengths[i], interval, keep_u);
+        std::printf("%8d %6s %9lld %12.0f", int(interval), keep_u ? "yes" : "no",
+                    static_cast<long long>(lengths[i]), scalars * sizeof(float));
+        if (i == 0) {
+          std::printf("\n");
+        } else {
+          const double slope = (scalars - last_peak) / double(lengths[i] - lengths[i - 1]);
+          linear &= slope <= bound * 1.001;  // an allocation is rounded up to 16 bytes
+          std::printf(" %22.2f %10.2f\n", slope, bound);
+        }
+        last_peak = scalars;
+      }
+    }
+  }
+  return linear ? 0 : 1;
+}
