@@ -1,5 +1,4 @@
-// Time per token and head of the forward call: forward/<algorithm>/<scalar>/K:../V:../chunk:.. (chunk 0:
-// none).
+// Time per token and head of forward(): forward/<algorithm>/<scalar>/K:../V:../chunk:.. (0: default).
 #include <benchmark/benchmark.h>
 
 #include <momentum_delta/momentum_delta.hpp>

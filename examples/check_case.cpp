@@ -1,7 +1,7 @@
 // Checks tensors dumped from another framework against this library's kernels.
 //
-//   check_case [--kernel recurrent|chunk|all] [--chunk N[,N...]] [--scalar float|double|all] [--max-error X]
-//   FILE...
+//   check_case [--kernel recurrent|chunk|all] [--chunk N[,N...]] [--scalar float|double|all]
+//              [--backward] [--max-error X] FILE...
 //
 // Each FILE is a .safetensors file in the layout of support/case_file.hpp; positive log gates are allowed.
 // Prints one tab-separated line for each file, kernel, chunk, scalar and tensor,
@@ -10,8 +10,11 @@
 //
 // (chunk is - for the recurrent kernel; Error in support/case_file.hpp defines the two measures), then a line
 // "N passed, N failed". A line passes if its rel_rms is finite and at most X: 3e-6 for float and 1e-13 for
-// double unless given. A file without o, final_S and final_M is compared with the recurrence in double. Exit
-// status: 0 if all passed, 1 if any failed, 2 if an argument or a file is unusable.
+// double unless given. --backward also checks the gradients d* in the file, for the upstream gradients do,
+// dfinal_S and dfinal_M that it has (an absent one is 0), with bounds of 1e-5 and 1e-12. A file without any
+// expected value, or without any expected gradient, is compared with the recurrence in double.
+//
+// Exit status: 0 if all passed, 1 if any failed, 2 if an argument or a file is unusable.
 #include <cstdio>
 #include <string>
 #include <vector>

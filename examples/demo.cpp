@@ -1,9 +1,9 @@
 // The published chunk form of the momentum delta rule against this library's, over the momentum decay mu.
 //
 //   demo                a synthetic experiment: B 2, T 128, H 2, K = V = 16
-//   demo FILE...        the same table for the tensors of each .safetensors file (layout:
-//   support/case_file.hpp)
+//   demo FILE...        a row for the tensors of each .safetensors file
 //
+// support/case_file.hpp says how a file is laid out.
 // Every number is the relative RMS error of o in float against the recurrence in double.
 #include <cstdio>
 #include <string>

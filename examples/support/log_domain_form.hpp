@@ -4,10 +4,9 @@
 //
 //   G_tj = exp(A_t - L_j + log c_t) (1 - exp(log c_{j-1} - log c_t))
 //
-// The first factor grows like mu^-C and the second cancels it: float32 is exhausted once log(alpha / mu) has
-// summed to
-// 16. (flash-linear-attention, fla/ops/momentum_delta_rule/naive.py; here a partial last chunk is not
-// padded.)
+// The first factor grows like mu^-C and the second cancels it: float32 is exhausted once the sum of
+// log(alpha / mu) over the chunk is 16. (flash-linear-attention, fla/ops/momentum_delta_rule/naive.py; here a
+// partial last chunk is not padded.)
 #pragma once
 
 #include <Eigen/Core>

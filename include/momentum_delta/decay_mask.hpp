@@ -111,12 +111,10 @@ class DecayMask {
 
   // Gradients of a loss by the gates of the last build(n, ..), from those by the mask:
   //   dA     n + 1            by A_t; entry 0 is not read (A_0 = 1)
-  //   dG     n + 1 x n + 1    by G_tj, j <= t, and by b_t in column 0; row 0 is not read (b_0 = 0).
-  //   Overwritten. dD     n + 1            by D_nj, and by m_n in entry 0; earlier rows of D reach nothing
-  //   but G. Overwritten.
+  //   dG     n + 1 x n + 1    by G_tj, j <= t, and by b_t in column 0; row 0 is not read (b_0 = 0)
+  //   dD     n + 1            by D_nj, and by m_n in entry 0; earlier rows of D reach nothing but G
   // put(i, dlog_alpha, dlog_mu, dbeta) is called for each token i of the chunk, last one first.
-  // The adjoint of the scans above, t = n .. 1: rows of dG and the vector dD turn into the running adjoints
-  // gG, gD.
+  // The scans above in reverse, t = n .. 1. The rows of dG and the vector dD become running adjoints, gG and gD.
   template <class Put>
   void backward(Index n, const detail::RowVector<Scalar>& dA, detail::Matrix<Scalar>& dG,
                 detail::RowVector<Scalar>& dD, const Put& put) const {

@@ -148,8 +148,7 @@ struct GateView : StridedView<Scalar, 3> {
 };
 
 // S or M of every sequence and value head, [N, H, K, V]; N is B, or the number of packed sequences.
-// The V elements of a row are contiguous. A K x V row-major Eigen matrix, map or block is one head: [1, 1, K,
-// V].
+// The V elements of a row are contiguous. A K x V row-major Eigen matrix, map or block is [1, 1, K, V].
 template <class Scalar>
 struct StateView : StridedView<Scalar, 4> {
   using StridedView<Scalar, 4>::StridedView;

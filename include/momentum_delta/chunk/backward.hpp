@@ -1,5 +1,4 @@
-// Gradients of the chunk form (forward.hpp), chunk by chunk in reverse. The loss's gradients by o, S_n and
-// M_n give
+// Gradients of the chunk form (forward.hpp), chunk by chunk in reverse. From do, dS_n, dM_n:
 //
 //   kS = kt dS_n, kM = kt dM_n
 //   du  = Q^T do + G_n .* kS - D_n .* kM
@@ -19,8 +18,8 @@
 //   db_t  = -do_t . (q_t M_0) + dR_{t+1} . (p_{t+1} M_0);                 b_n also -<dS_n, M_0>
 //   dD_nj = -kM_j . u_j;  dm_n = <dM_n, M_0>
 //
-// (do_t . (q_t S_0) is q_t . (do_t S_0^T), which dq has computed.) Last, dq *= scale, dk = eta dkt, deta = k
-// . dkt.
+// (do_t . (q_t S_0) is q_t . (do_t S_0^T), which dq has computed.)
+// Last, dq *= scale, dk = eta dkt, deta = k . dkt.
 #pragma once
 
 #include <algorithm>
