@@ -2,7 +2,7 @@
 //
 //   momentum_delta_memory [T...]
 //
-// Counts every allocation by standing in for malloc (glibc). The caller's tensors exist before the count
+// Counts what malloc and realloc give and free takes back (glibc), all that Eigen and operator new use. The caller's tensors exist before the count
 // begins. Prints, for each T, the peak of the heap in between and what it grew by for each further token, in
 // scalars; exits with 1 if that is above 2 K V / (chunk * interval), and V more if u is kept.
 #include <malloc.h>
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
           std::printf("\n");
         } else {
           const double slope = (scalars - last_peak) / double(lengths[i] - lengths[i - 1]);
-          linear &= slope <= bound * 1.001;  // an allocation is rounded up to 16 bytes
+          linear &= slope <= bound * 1.001;  // large blocks are rounded up to pages
           std::printf(" %22.2f %10.2f\n", slope, bound);
         }
         last_peak = scalars;

@@ -21,52 +21,21 @@ std::vector<Options> forms() {
   return {recurrent(), chunk(1), chunk(3), chunk(16), chunk(64)};
 }
 
-Gradients<double> golden_gradients(const examples::Case& c) {
-  return c.gradients;
-}
-
 template <class Scalar>
 double gradient_ceiling() {
   return std::is_same_v<Scalar, float> ? 1e-5 : 1e-12;
 }
 
 // The largest error of any gradient, relative to its RMS.
-template <class Scalar>
-double error_of(const Gradients<Scalar>& x, const Gradients<double>& expected) {
+template <class Scalar, class Exact>
+double error_of(const Gradients<Scalar>& x, const Gradients<Exact>& expected) {
   double worst = 0;
-  const auto tensor = [&](const Array<Scalar>& a, const Array<double>& e) {
-    if (e.absent()) return;
-    const double error = examples::error_of(a, e).rel_rms;
+  Gradients<Scalar>::for_each([&](const char*, auto get, auto) {
+    if (get(expected).absent()) return;
+    const double error = rel_rms(get(x), examples::cast<long double>(get(expected)));
     worst = std::isnan(error) ? infinity : std::max(worst, error);
-  };
-  tensor(x.dq, expected.dq);
-  tensor(x.dk, expected.dk);
-  tensor(x.dv, expected.dv);
-  tensor(x.dp, expected.dp);
-  tensor(x.dlog_alpha, expected.dlog_alpha);
-  tensor(x.dlog_mu, expected.dlog_mu);
-  tensor(x.dbeta, expected.dbeta);
-  tensor(x.deta, expected.deta);
-  tensor(x.dinitial_S, expected.dinitial_S);
-  tensor(x.dinitial_M, expected.dinitial_M);
+  });
   return worst;
-}
-
-// Each gradient's name and the inputs it belongs to.
-template <class Scalar, class Visit>
-void for_each_input(const Visit& visit) {
-  using P = Problem<Scalar>;
-  using G = Gradients<double>;
-  visit("q", &P::q, &G::dq);
-  visit("k", &P::k, &G::dk);
-  visit("v", &P::v, &G::dv);
-  visit("p", &P::p, &G::dp);
-  visit("log_alpha", &P::log_alpha, &G::dlog_alpha);
-  visit("log_mu", &P::log_mu, &G::dlog_mu);
-  visit("beta", &P::beta, &G::dbeta);
-  visit("eta", &P::eta, &G::deta);
-  visit("initial_S", &P::initial_S, &G::dinitial_S);
-  visit("initial_M", &P::initial_M, &G::dinitial_M);
 }
 
 }  // namespace
@@ -77,7 +46,7 @@ TEMPLATE_TEST_CASE("golden gradients, whatever is saved", "", float, double) {
     if (entry.path().extension() != ".safetensors") continue;
     ++files;
     const examples::Case c = examples::read_case(entry.path().string());
-    REQUIRE(!golden_gradients(c).dinitial_M.absent());
+    REQUIRE(!c.gradients.dinitial_M.absent());
     for (const Algorithm algorithm : {Algorithm::recurrent, Algorithm::chunk}) {
       for (const Index C : {1, 3, 16, 64, 128}) {
         for (const Index interval : {1, 2, 1000}) {
@@ -132,14 +101,8 @@ TEMPLATE_TEST_CASE("the recurrent backward is exact over the sweeps", "", float,
     const Problem<double> x =
         random_problem(seed, {.T = 133}, {any_log_gate(), any_log_gate(), any_rate(), any_rate()});
     const Upstream<double> dy = random_upstream(seed, x);
-    worst = std::max(worst, error_of(run_backward(x.as<TestType>(), dy.as<TestType>(), recurrent()), [&] {
-                       const Gradients<long double> e = oracle_backward(x, dy);
-                       const auto down = [](const auto& a) { return examples::cast<double>(a); };
-                       return Gradients<double>{down(e.dq),        down(e.dk),         down(e.dv),
-                                                down(e.dp),        down(e.dlog_alpha), down(e.dlog_mu),
-                                                down(e.dbeta),     down(e.deta),       down(e.dinitial_S),
-                                                down(e.dinitial_M)};
-                     }()));
+    worst = std::max(worst, error_of(run_backward(x.as<TestType>(), dy.as<TestType>(), recurrent()),
+                                     oracle_backward(x, dy)));
   }
   CHECK(worst <= 1e2 * double(std::numeric_limits<TestType>::epsilon()));
 }
@@ -154,10 +117,10 @@ TEST_CASE("complex step through the recurrence, T = 2 C + 1") {
   const double h = 1e-100;
   const std::vector<Gradients<double>> gradients = {run_backward(x, dy, recurrent()),
                                                     run_backward(x, dy, chunk(C))};
-  for_each_input<Complex>([&](const char* name, auto input, auto gradient) {
+  Gradients<double>::for_each([&](const char* name, auto get, auto get_input) {
     Problem<Complex> z = x.as<Complex>();
     std::vector<double> exact;
-    for (Complex& entry : (z.*input).values) {
+    for (Complex& entry : get_input(z).values) {
       const Complex value = entry;
       entry += Complex(0, h);
       const Results<Complex> y = examples::run(z, recurrent());
@@ -172,7 +135,7 @@ TEST_CASE("complex step through the recurrence, T = 2 C + 1") {
     }
     INFO("d" << name);
     for (const Gradients<double>& dx : gradients)
-      CHECK(examples::error_of(dx.*gradient, {(dx.*gradient).shape, exact}).rel_rms <= 1e-12);
+      CHECK(examples::error_of(get(dx), {get(dx).shape, exact}).rel_rms <= 1e-12);
   });
 }
 
@@ -220,10 +183,10 @@ TEST_CASE("gates at 0 and -inf: finite, and exactly 0 where a reset cuts the pas
     const Upstream<float> dy = random_upstream(seed, x.as<double>()).as<float>();
     for (const Options& options : forms()) {
       const Gradients<float> dx = run_backward(x, dy, options);
-      Gradients<float>::for_each([&](const char* name, auto member) {
+      Gradients<float>::for_each([&](const char* name, auto get, auto) {
         INFO(name);
         bool finite = true;
-        for (const float value : (dx.*member).values) finite &= std::isfinite(value);
+        for (const float value : get(dx).values) finite &= std::isfinite(value);
         CHECK(finite);
       });
       for (std::size_t t = 0; t < 40; ++t) {
@@ -333,16 +296,18 @@ TEST_CASE("gradients are assigned, or added to what is there") {
     Results<float> y = examples::run(x, options);
     momentum_delta::forward(x.inputs(), y.outputs(), saved, options);
     Gradients<float> dx = once;
+    Gradients<float>::for_each(
+        [&](const char*, auto get, auto) { std::fill(get(dx).values.begin(), get(dx).values.end(), 42.f); });
     auto views = dx.views();
     momentum_delta::backward(x.inputs(), saved, dy.views(), views, options);  // over what it held
     CHECK(equal_values(dx, once));
     views.accumulate = true;
     momentum_delta::backward(x.inputs(), saved, dy.views(), views, options);
-    Gradients<float>::for_each([&](const char* name, auto member) {
-      Array<long double> twice = examples::cast<long double>(once.*member);
+    Gradients<float>::for_each([&](const char* name, auto get, auto) {
+      Array<long double> twice = examples::cast<long double>(get(once));
       for (long double& value : twice.values) value *= 2;
       INFO(name);
-      CHECK(rel_rms(dx.*member, twice) < 1e-6);
+      CHECK(rel_rms(get(dx), twice) < 1e-6);
     });
   }
 }
@@ -355,12 +320,12 @@ TEST_CASE("only the gradients that are wanted, and the others do not change") {
     Saved<float> saved;
     Results<float> y = examples::run(x, options);
     momentum_delta::forward(x.inputs(), y.outputs(), saved, options);
-    Gradients<float>::for_each([&](const char* name, auto member) {
+    Gradients<float>::for_each([&](const char* name, auto get, auto) {
       Gradients<float> one;
-      one.*member = examples::unwritten<float>((all.*member).shape);
+      get(one) = examples::unwritten<float>(get(all).shape);
       momentum_delta::backward(x.inputs(), saved, dy.views(), one.views(), options);
       INFO(name);
-      CHECK(equal_values(one.*member, all.*member));
+      CHECK(equal_values(get(one), get(all)));
     });
   }
 }
@@ -441,7 +406,9 @@ TEST_CASE("sizes of zero have gradients too") {
         CHECK(equal_values(dx.dinitial_S, dy.dfinal_S));
         CHECK(equal_values(dx.dinitial_M, dy.dfinal_M));
       }
-      for (const double value : dx.dlog_mu.values) CHECK(value == 0);
+      for (const auto* a : {&dx.dq, &dx.dk, &dx.dp, &dx.dlog_alpha, &dx.dlog_mu, &dx.dbeta, &dx.deta})
+        for (const double value : a->values) CHECK(value == 0);
+      for (const double value : dx.dv.values) CHECK(value == 0);
     }
   }
 }
@@ -504,6 +471,17 @@ TEST_CASE("bad input to backward: named, and nothing written") {
   refused("dv shares memory with do_", [](auto& c) { c.dx.dv.data = const_cast<float*>(c.dy.do_.data); });
   refused("dk shares memory with dq", [](auto& c) { c.dx.dk.data = c.dx.dq.data; });
   refused("dq shares memory with k", [](auto& c) { c.dx.dq.data = const_cast<float*>(c.x.k.data); });
+  refused("dp shares memory with dv", [](auto& c) { c.dx.dp.data = c.dx.dv.data; });
+  refused("dp shares memory with p", [](auto& c) { c.dx.dp.data = const_cast<float*>(c.x.p.data); });
+  refused("dlog_alpha shares memory with beta",
+          [](auto& c) { c.dx.dlog_alpha.data = const_cast<float*>(c.x.beta.data); });
+  refused("dlog_mu shares memory with dlog_alpha", [](auto& c) { c.dx.dlog_mu.data = c.dx.dlog_alpha.data; });
+  refused("dbeta shares memory with dlog_mu", [](auto& c) { c.dx.dbeta.data = c.dx.dlog_mu.data; });
+  refused("deta shares memory with dbeta", [](auto& c) { c.dx.deta.data = c.dx.dbeta.data; });
+  refused("dinitial_S shares memory with dfinal_S", [](auto& c) {
+    c.dx.accumulate = true;
+    c.dx.dinitial_S.data = const_cast<float*>(c.dy.dfinal_S.data);
+  });
   refused("dinitial_M shares memory with dinitial_S",
           [](auto& c) { c.dx.dinitial_M.data = c.dx.dinitial_S.data; });
   refused("dinitial_S shares memory with dfinal_M",
@@ -513,16 +491,47 @@ TEST_CASE("bad input to backward: named, and nothing written") {
     for (auto* view : {&c.x.log_alpha, &c.x.log_mu, &c.x.beta, &c.x.eta}) view->shape[1] = 5;
     c.dx = {};
   });
-  refused("saved is of a forward pass with other cu_seqlens", [](auto& c) {
-    static const std::vector<Index> offsets{0, 4, 6};
-    c.x.cu_seqlens = offsets;
-    for (auto* view : {&c.x.q, &c.x.k, &c.x.v, &c.x.p, &c.dy.do_}) view->shape[0] = 1;
-    for (auto* view : {&c.x.log_alpha, &c.x.log_mu, &c.x.beta, &c.x.eta}) view->shape[0] = 1;
-    c.dx = {};
-    Problem<float> x = random_problem(16, {.T = 6, .HK = 2, .HV = 4, .K = 3, .V = 5}).as<float>();
-    Results<float> y = examples::run(x, chunk(4));
-    momentum_delta::forward(x.inputs(), y.outputs(), c.saved, chunk(4));
-    // two packed sequences have the sizes of B = 1, but other boundaries
-  });
   CHECK_THROWS_AS(Saved<float>(0), std::invalid_argument);
+}
+
+TEST_CASE("a Saved is copied, moved and used again, and refuses what it was not filled by") {
+  const Problem<float> x = random_problem(17, {.T = 30, .HK = 1, .HV = 2}).as<float>();
+  const Upstream<float> dy = random_upstream(17, x.as<double>()).as<float>();
+  const Gradients<float> expected = run_backward(x, dy, chunk(4));
+  Gradients<float> dx = expected;
+  const auto backward = [&](const Saved<float>& saved) {
+    std::fill(dx.dq.values.begin(), dx.dq.values.end(), 42.f);
+    momentum_delta::backward(x.inputs(), saved, dy.views(), dx.views());
+    return equal_values(dx, expected);
+  };
+  Saved<float> saved(std::numeric_limits<Index>::max());  // the initial state alone
+  CHECK(saved.empty());
+  Results<float> y = examples::run(x, chunk(4));
+  const Problem<float> longer = random_problem(18, {.B = 2, .T = 90, .HK = 2, .HV = 2, .K = 9}).as<float>();
+  Results<float> z = examples::run(longer, chunk(4));
+  momentum_delta::forward(longer.inputs(), z.outputs(), saved, chunk(16));
+  CHECK(!saved.empty());
+  CHECK(saved.chunk_size() == 16);
+  CHECK_THROWS_AS(backward(saved), std::invalid_argument);
+  momentum_delta::forward(x.inputs(), y.outputs(), saved, chunk(4));
+  const Saved<float> copy = saved;
+  CHECK(backward(saved));
+  CHECK(backward(copy));
+  const Saved<float> moved = std::move(saved);
+  CHECK(backward(moved));
+  CHECK(saved.empty());
+  CHECK_THROWS_AS(backward(saved), std::invalid_argument);
+
+  // A forward pass that is refused leaves it as it was.
+  Saved<float> kept = copy;
+  auto bad = x.inputs();
+  bad.k.shape[3] = 3;
+  CHECK_THROWS_AS(momentum_delta::forward(bad, y.outputs(), kept, chunk(4)), std::invalid_argument);
+  CHECK(backward(kept));
+
+  // The same sizes cut into other sequences.
+  Problem<float> packed = x;
+  packed.cu_seqlens = {0, 30};
+  momentum_delta::forward(packed.inputs(), y.outputs(), kept, chunk(4));
+  CHECK_THROWS_AS(backward(kept), std::invalid_argument);
 }

@@ -68,9 +68,9 @@ TEST_CASE("shapes") {
           [](Call& c) { c.in.k.shape[2] = 1; });
   refused("v has shape [2, 5, 4, 5], not [B, T, HV, V] with B, T of q = [2, 6, 4, 5]",
           [](Call& c) { c.in.v.shape[1] = 5; });
-  refused("v has 3 heads, which is no multiple of the 2 heads of q and k",
+  refused("v has 3 heads, which is no positive multiple of the 2 heads of q and k",
           [](Call& c) { c.in.v.shape[2] = 3; });
-  refused("v has 1 heads, which is no multiple of the 2 heads of q and k",
+  refused("v has 1 heads, which is no positive multiple of the 2 heads of q and k",
           [](Call& c) { c.in.v.shape[2] = 1; });
   refused("p has shape [2, 6, 3, 3], not [B, T, HK or HV, K] of q and v = [2, 6, 4, 3]",
           [](Call& c) { c.in.p.shape[2] = 3; });

@@ -56,7 +56,8 @@ TEMPLATE_TEST_CASE("every length around the chunk size", "", float, double) {
         CHECK(equal_values(run(xs, recurrent()), y));
         continue;
       }
-      worst = std::max(worst, worst_ratio(y, run(xs, recurrent()), oracle(x)));
+      worst = std::max(worst, worst_ratio(y, definition(xs), oracle(x)));
+      worst = std::max(worst, worst_ratio(run(xs, recurrent()), definition(xs), oracle(x)));
     }
   }
   CHECK(worst <= 1);
@@ -68,13 +69,37 @@ TEMPLATE_TEST_CASE("every K and V, several heads and batches", "", float, double
     for (const Index V : {1, 7, 17, 64, 65, 128}) {
       const Problem<double> x = random_problem(std::uint64_t(1000 * K + V), {.T = 37, .K = K, .V = V});
       const Problem<TestType> xs = x.as<TestType>();
-      for (const Index C : {3, 16, 64})
-        worst = std::max(worst, worst_ratio(run(xs, chunk(C)), run(xs, recurrent()), oracle(x)));
+      for (const Options& options : {recurrent(), chunk(3), chunk(16), chunk(64)})
+        worst = std::max(worst, worst_ratio(run(xs, options), definition(xs), oracle(x)));
     }
   }
   const Problem<double> primes = random_problem(1, {.B = 2, .T = 11, .HK = 3, .HV = 3, .K = 5, .V = 7});
-  worst = std::max(worst, worst_ratio(run(primes.as<TestType>(), chunk(4)),
-                                      run(primes.as<TestType>(), recurrent()), oracle(primes)));
+  const Problem<TestType> primes_s = primes.as<TestType>();
+  for (const Options& options : forms())
+    worst = std::max(worst, worst_ratio(run(primes_s, options), definition(primes_s), oracle(primes)));
+  CHECK(worst <= 1);
+}
+
+// The recurrence plans 512 tokens at a time and applies decay when it has collected to 1e-8 or 1e8.
+TEMPLATE_TEST_CASE("long sequences, and decays that fold up and down", "", float, double) {
+  double worst = 0;
+  for (const Index T : {511, 512, 513, 1100}) {
+    for (const double log_gate : {-1e-4, -0.02, -0.7, -20.}) {
+      const Problem<double> x =
+          random_problem(std::uint64_t(T), {.T = T, .V = 20}, {constant(log_gate), constant(log_gate)});
+      const Problem<TestType> xs = x.as<TestType>();
+      for (const Options& options : {recurrent(), chunk(64)})
+        worst = std::max(worst, worst_ratio(run(xs, options), definition(xs), oracle(x)));
+    }
+  }
+  // S grows by e a token, through 1e8 and beyond; M, on its own, by e^0.5.
+  const Problem<double> x = random_problem(1, {.T = 40}, {constant(1), constant(0.5), uniform(0, 1e-3)});
+  const Problem<TestType> xs = x.as<TestType>();
+  REQUIRE(std::abs(oracle(x).final_S.values[0]) > 1e10L);
+  for (Options options : {recurrent(), chunk(16)}) {
+    options.allow_positive_log_gates = true;
+    worst = std::max(worst, worst_ratio(run(xs, options), definition(xs), oracle(x)));
+  }
   CHECK(worst <= 1);
 }
 
@@ -95,7 +120,7 @@ TEMPLATE_TEST_CASE("splitting the sequence anywhere, with any mix of forms", "",
   const Problem<double> x = random_problem(2, {.T = T, .HK = 2, .HV = 2}, {any_log_gate(), any_log_gate()});
   const Problem<TestType> xs = x.as<TestType>();
   const Results<long double> exact = oracle(x);
-  const Results<TestType> reference = run(xs, recurrent());
+  const Results<TestType> reference = definition(xs);
   double worst = 0;
   for (Index at = 0; at <= T; ++at) {
     for (const Options& first : forms()) {
@@ -319,7 +344,7 @@ TEST_CASE("the chunk size as a template parameter is within the same budget") {
     return y;
   };
   const Results<long double> exact = oracle(random_problem(11, {.T = 77, .K = 16, .V = 16}));
-  const Results<float> reference = run(x, recurrent());
+  const Results<float> reference = definition(x);
   CHECK(worst_ratio(with([&](auto y) { momentum_delta::forward<1>(x.inputs(), y); }), reference, exact) <= 1);
   CHECK(worst_ratio(with([&](auto y) { momentum_delta::forward<16>(x.inputs(), y); }), reference, exact) <=
         1);

@@ -160,19 +160,24 @@ template <class Scalar>
 struct Gradients {
   Array<Scalar> dq, dk, dv, dp, dlog_alpha, dlog_mu, dbeta, deta, dinitial_S, dinitial_M;
 
-  // visit(name, member) for each; a member is a pointer to one of the arrays above.
+  // visit(name, get, get_input) for each: get(g) is that array of any Gradients g, get_input(x) the array of a Problem
+  // x that it is the gradient by.
   template <class Visit>
   static void for_each(const Visit& visit) {
-    visit("dq", &Gradients::dq);
-    visit("dk", &Gradients::dk);
-    visit("dv", &Gradients::dv);
-    visit("dp", &Gradients::dp);
-    visit("dlog_alpha", &Gradients::dlog_alpha);
-    visit("dlog_mu", &Gradients::dlog_mu);
-    visit("dbeta", &Gradients::dbeta);
-    visit("deta", &Gradients::deta);
-    visit("dinitial_S", &Gradients::dinitial_S);
-    visit("dinitial_M", &Gradients::dinitial_M);
+#define EXAMPLES_GRADIENT(x) \
+  visit(                     \
+      "d" #x, [](auto& g) -> auto& { return g.d##x; }, [](auto& problem) -> auto& { return problem.x; })
+    EXAMPLES_GRADIENT(q);
+    EXAMPLES_GRADIENT(k);
+    EXAMPLES_GRADIENT(v);
+    EXAMPLES_GRADIENT(p);
+    EXAMPLES_GRADIENT(log_alpha);
+    EXAMPLES_GRADIENT(log_mu);
+    EXAMPLES_GRADIENT(beta);
+    EXAMPLES_GRADIENT(eta);
+    EXAMPLES_GRADIENT(initial_S);
+    EXAMPLES_GRADIENT(initial_M);
+#undef EXAMPLES_GRADIENT
   }
 
   momentum_delta::InputGradients<Scalar> views() {
@@ -200,16 +205,13 @@ Gradients<Scalar> run_backward(const Problem<Scalar>& problem, const Upstream<Sc
   momentum_delta::Saved<Scalar> saved(checkpoint_interval, keep_u);
   Results<Scalar> y{zeros<Scalar>(problem.v.shape), {}, {}};
   momentum_delta::forward(problem.inputs(), y.outputs(), saved, options);
-  Gradients<Scalar> dx{problem.q,
-                       problem.k,
-                       problem.v,
-                       problem.p,
-                       problem.log_alpha,
-                       problem.log_mu,
-                       problem.beta,
-                       problem.eta,
-                       zeros<Scalar>(problem.state_shape()),
-                       zeros<Scalar>(problem.state_shape())};
+  Gradients<Scalar> dx;
+  Gradients<Scalar>::for_each(
+      [&](const char*, auto get, auto get_input) { get(dx).shape = get_input(problem).shape; });
+  dx.dinitial_S.shape = dx.dinitial_M.shape = problem.state_shape();
+  Gradients<Scalar>::for_each([&](const char*, auto get, auto) {
+    if (!get(dx).absent()) get(dx) = unwritten<Scalar>(get(dx).shape);
+  });
   momentum_delta::backward(problem.inputs(), saved, dy.views(), dx.views(), options);
   return dx;
 }
@@ -225,7 +227,7 @@ struct Case {
 inline Case read_case(const std::string& path) {
   const safetensors::File file = safetensors::read(path);
   const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
-  const auto get = [&](const std::string& name, std::size_t rank, bool required = false) {
+  const auto read = [&](const std::string& name, std::size_t rank, bool required = false) {
     Array<double> x;
     if (!file.has(name)) {
       if (required) fail(name + " is missing");
@@ -244,16 +246,16 @@ inline Case read_case(const std::string& path) {
 
   Case c;
   Problem<double>& x = c.problem;
-  x.q = get("q", 4, true);
-  x.k = get("k", 4, true);
-  x.v = get("v", 4, true);
-  x.p = get("p", 4);
-  x.log_alpha = get("log_alpha", 3);
-  x.log_mu = get("log_mu", 3);
-  x.beta = get("beta", 3);
-  x.eta = get("eta", 3);
-  x.initial_S = get("initial_S", 4);
-  x.initial_M = get("initial_M", 4);
+  x.q = read("q", 4, true);
+  x.k = read("k", 4, true);
+  x.v = read("v", 4, true);
+  x.p = read("p", 4);
+  x.log_alpha = read("log_alpha", 3);
+  x.log_mu = read("log_mu", 3);
+  x.beta = read("beta", 3);
+  x.eta = read("eta", 3);
+  x.initial_S = read("initial_S", 4);
+  x.initial_M = read("initial_M", 4);
   if (file.has("cu_seqlens")) {
     const safetensors::Tensor& offsets = file.tensors.at("cu_seqlens");
     if (offsets.shape.size() != 1 || offsets.size() == 0)
@@ -269,7 +271,7 @@ inline Case read_case(const std::string& path) {
     if (!x.scale) fail("its scale, \"" + found->second + "\", is not a number");
   }
 
-  c.expected = {get("o", 4), get("final_S", 4), get("final_M", 4)};
+  c.expected = {read("o", 4), read("final_S", 4), read("final_M", 4)};
   const auto same_shape = [&](const char* name, const Array<double>& y, const std::vector<Index>& shape) {
     if (!y.absent() && y.shape != shape)
       fail(std::string(name) + " has not the shape that q, k and v call for");
@@ -278,16 +280,13 @@ inline Case read_case(const std::string& path) {
   same_shape("final_S", c.expected.final_S, x.state_shape());
   same_shape("final_M", c.expected.final_M, x.state_shape());
 
-  c.upstream = {get("do", 4), get("dfinal_S", 4), get("dfinal_M", 4)};
-  const Gradients<double> like{x.q,      x.k,    x.v,   x.p,         x.log_alpha,
-                               x.log_mu, x.beta, x.eta, x.initial_S, x.initial_M};
-  Gradients<double>::for_each([&](const char* name, auto member) {
-    const Array<double>& input = like.*member;
-    const bool state = member == &Gradients<double>::dinitial_S || member == &Gradients<double>::dinitial_M;
-    if (input.absent() && !state && file.has(name))
-      fail(std::string(name) + " is given, but its input is missing");
-    c.gradients.*member = get(name, state ? 4 : input.shape.size());
-    same_shape(name, c.gradients.*member, state ? x.state_shape() : input.shape);
+  c.upstream = {read("do", 4), read("dfinal_S", 4), read("dfinal_M", 4)};
+  Gradients<double>::for_each([&](const std::string& name, auto get, auto get_input) {
+    const Array<double>& input = get_input(x);
+    const bool state = name.starts_with("dinitial");
+    if (input.absent() && !state && file.has(name)) fail(name + " is given, but its input is missing");
+    get(c.gradients) = read(name, state ? 4 : input.shape.size());
+    same_shape(name.c_str(), get(c.gradients), state ? x.state_shape() : input.shape);
   });
   return c;
 }

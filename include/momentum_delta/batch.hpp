@@ -6,21 +6,20 @@
 #include "momentum_delta/chunk/forward.hpp"
 #include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
+#include "momentum_delta/recurrent/fused.hpp"
 #include "momentum_delta/saved.hpp"
 
 namespace momentum_delta {
 namespace detail {
 
-// Both choices are the fastest of bench/momentum_delta_bench, float and double, K x V from 64 x 64 to 256 x
-// 512: chunks of 32 beat 16, 64 and 128, and the chunk form beats the recurrence where the state is larger
-// than 128 x 128.
+// What bench/momentum_delta_bench shows for K x V from 64 x 64 to 256 x 512, float and double: the (fused) recurrence
+// is the faster forward form at every shape, and the chunk form is fastest with chunks of 32.
 inline Index choose_chunk_size(const Options& options, const Sizes& s) {
   return std::clamp<Index>(options.chunk_size.value_or(32), 1, std::max<Index>(s.longest, 1));
 }
 
-inline Algorithm choose_algorithm(const Options& options, const Sizes& s) {
-  if (options.algorithm != Algorithm::automatic) return options.algorithm;
-  return s.longest >= 16 && s.K * s.V > 128 * 128 ? Algorithm::chunk : Algorithm::recurrent;
+inline Algorithm choose_algorithm(const Options& options) {
+  return options.algorithm == Algorithm::automatic ? Algorithm::recurrent : options.algorithm;
 }
 
 // visit(n, h, tokens, S, M) for every sequence and value head. S, M: K x V of its own, holding first_S and
@@ -62,8 +61,11 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& o
                            make_record(n, h, tokens));
                   });
   };
-  if (choose_algorithm(options, s) == Algorithm::recurrent) {
-    run(RecurrentForward<Scalar>(s.K, s.V));
+  if (choose_algorithm(options) == Algorithm::recurrent) {
+    if constexpr (std::is_floating_point_v<Scalar>)
+      run(FusedForward<Scalar>(s.K, s.V));
+    else
+      run(RecurrentForward<Scalar>(s.K, s.V));
   } else {
     run(ChunkForward<Scalar, ChunkSize>(choose_chunk_size(options, s), s.K, s.V));
   }
@@ -103,18 +105,20 @@ template <class Scalar>
 void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Saved<Scalar>& saved,
              const Options& options = {}) {
   detail::check_forward(detail::Check("forward"), x, y, options);
-  saved.reset(x, detail::choose_chunk_size(options, detail::sizes_of(x)));
+  detail::Record<Scalar>::begin(saved, x, detail::choose_chunk_size(options, detail::sizes_of(x)));
   detail::forward<Eigen::Dynamic>(x, y, options, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
     return detail::Record<Scalar>{saved, n, h, tokens};
   });
-  saved.finish();
+  detail::Record<Scalar>::finish(saved);
 }
 
 // Gradients dx of a loss by the inputs x, from dy, those by the outputs of forward(x, y, saved): see
 // sequence.hpp for shapes, and for what is assigned and what is added. x must hold the values that forward()
-// saw. The chunk size is the one that `saved` was made with. Algorithm: chunk and automatic are the chunk
-// form (chunk/backward.hpp); recurrent is the definition's own gradient (recurrent/backward.hpp), the same up
-// to rounding and slower. Throws std::invalid_argument as forward() does, before anything is written, and if
+// saw. The chunk size is the one that `saved` was made with.
+// Algorithm: chunk and automatic are the chunk form (chunk/backward.hpp), whatever form the forward pass had;
+// recurrent is the definition's own gradient (recurrent/backward.hpp), the same up to rounding and slower. With
+// positive log gates the chunk form has the limit that chunk/forward.hpp names under Rounding.
+// Throws std::invalid_argument as forward() does, before anything is written, and if
 // `saved` was not filled by a forward pass of these shapes and options.chunk_size, if set, or if a gradient
 // of an absent p or gate is asked for.
 template <class Scalar>
@@ -122,7 +126,7 @@ void backward(const Inputs<Scalar>& x, const Saved<Scalar>& saved, const OutputG
               const InputGradients<Scalar>& dx, const Options& options = {}) {
   const detail::Check check("backward");
   detail::check_backward(check, x, dy, dx, options);
-  saved.check(check, x);
+  detail::Recorded<Scalar>::check(check, saved, x);
   const detail::Sizes s = detail::sizes_of(x);
   if (options.chunk_size && detail::choose_chunk_size(options, s) != saved.chunk_size())
     check.fail("options.chunk_size = ", *options.chunk_size, ", but saved was made with ",
@@ -145,8 +149,7 @@ void backward(const Inputs<Scalar>& x, const Saved<Scalar>& saved, const OutputG
   if (options.algorithm == Algorithm::recurrent)
     run(detail::RecurrentBackward<Scalar>(s));
   else
-    run(detail::ChunkBackward<Scalar>(saved.chunk_size(), std::min(saved.checkpoint_interval(), s.longest),
-                                      s));
+    run(detail::ChunkBackward<Scalar>(saved.chunk_size(), detail::Recorded<Scalar>::interval(saved), s));
 }
 
 // One token (T = 1) of B sequences: S and M, [B, HV, K, V], are updated in place and o, [B, 1, HV, V], is

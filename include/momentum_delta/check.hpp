@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "momentum_delta/detail/overlap.hpp"
 #include "momentum_delta/sequence.hpp"
@@ -125,7 +126,7 @@ class Memory {
 
   // `same`: the input of name `same_name` that the output may be, as a whole.
   template <class Scalar, std::size_t Rank>
-  void writes(const char* name, const StridedView<Scalar, Rank>& view, const char* same_name = nullptr,
+  void writes(const char* name, const StridedView<Scalar, Rank>& view, std::string_view same_name = {},
               const StridedView<const Scalar, Rank>& same = {}) {
     if (view.absent()) return;
     const bool in_place = view.data == same.data && view.shape == same.shape && view.stride == same.stride;
@@ -140,12 +141,12 @@ class Memory {
 
  private:
   struct Entry {
-    const char* name = nullptr;
+    std::string_view name;
     Footprint footprint;
   };
   const Check& check_;
   std::size_t count_ = 0;
-  std::array<Entry, 24> entries_;  // backward() has 23: ten inputs, three upstream gradients, ten gradients
+  std::array<Entry, 24> entries_;  // backward()'s: eleven inputs, three upstream gradients, ten gradients
 };
 
 template <class Scalar>
@@ -160,6 +161,12 @@ void read_inputs(Memory& memory, const Inputs<Scalar>& x) {
   memory.reads("eta", x.eta);
   memory.reads("initial_S", x.initial_S);
   memory.reads("initial_M", x.initial_M);
+  memory.reads("cu_seqlens", StridedView<const Index, 1>(x.cu_seqlens.data(), {Index(x.cu_seqlens.size())}));
+}
+
+// May HV value heads share HK query and key heads in groups of equal size?
+inline bool groups_evenly(Index HV, Index HK) {
+  return HK == 0 ? HV == 0 : HV > 0 && HV % HK == 0;
 }
 
 // What every call asks of its inputs and options.
@@ -171,8 +178,8 @@ void check_inputs(const Check& check, const Inputs<Scalar>& x, const Options& op
   check.memory("q", x.q);
   check.view("k", x.k, {s.B, s.T, s.HK, s.K}, "[B, T, HK, K] of q");
   check.view("v", x.v, {s.B, s.T, s.HV, s.V}, "[B, T, HV, V] with B, T of q");
-  if (s.HK == 0 ? s.HV != 0 : s.HV % s.HK != 0)
-    check.fail("v has ", s.HV, " heads, which is no multiple of the ", s.HK, " heads of q and k");
+  if (!groups_evenly(s.HV, s.HK))
+    check.fail("v has ", s.HV, " heads, which is no positive multiple of the ", s.HK, " heads of q and k");
   if (!x.p.absent()) {
     if (x.p.shape[2] == s.HK)
       check.view("p", x.p, {s.B, s.T, s.HK, s.K}, "[B, T, HK, K] of q");
@@ -275,8 +282,13 @@ void check_backward(const Check& check, const Inputs<Scalar>& x, const OutputGra
   memory.writes("dlog_mu", dx.dlog_mu);
   memory.writes("dbeta", dx.dbeta);
   memory.writes("deta", dx.deta);
-  memory.writes("dinitial_S", dx.dinitial_S, "dfinal_S", dy.dfinal_S);
-  memory.writes("dinitial_M", dx.dinitial_M, "dfinal_M", dy.dfinal_M);
+  if (dx.accumulate) {
+    memory.writes("dinitial_S", dx.dinitial_S);
+    memory.writes("dinitial_M", dx.dinitial_M);
+  } else {
+    memory.writes("dinitial_S", dx.dinitial_S, "dfinal_S", dy.dfinal_S);
+    memory.writes("dinitial_M", dx.dinitial_M, "dfinal_M", dy.dfinal_M);
+  }
 }
 
 }  // namespace momentum_delta::detail

@@ -10,6 +10,7 @@
 #include "momentum_delta/normalize.hpp"
 #include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
+#include "momentum_delta/recurrent/fused.hpp"
 #include "momentum_delta/saved.hpp"
 #include "momentum_delta/sequence.hpp"
 #include "momentum_delta/types.hpp"

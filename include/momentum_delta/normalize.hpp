@@ -46,9 +46,9 @@ Index check_decay_keys(const Check& check, const TokenView<const Scalar>& k,
   if (log_alpha.absent()) check.fail("log_alpha is missing; its shape is [B, T, HV]");
   check.memory("k", k);
   const Index HK = k.shape[2], HV = log_alpha.shape[2];
-  check.gate("log_alpha", log_alpha, {k.shape[0], k.shape[1], HV}, Check::Range::log_gate);
-  if (HK == 0 ? HV != 0 : HV % HK != 0)
-    check.fail("log_alpha has ", HV, " heads, which is no multiple of the ", HK, " heads of k");
+  check.gate("log_alpha", log_alpha, {k.shape[0], k.shape[1], HV}, Check::Range::signed_log_gate);
+  if (!groups_evenly(HV, HK))
+    check.fail("log_alpha has ", HV, " heads, which is no positive multiple of the ", HK, " heads of k");
   return HV;
 }
 
@@ -64,12 +64,12 @@ inline constexpr double l2_epsilon = 1e-6;
 // epsilon is finite and > 0.
 template <class Scalar>
 void l2_normalize(std::type_identity_t<TokenView<const Scalar>> x, const TokenView<Scalar>& y,
-                  Scalar epsilon = Scalar(l2_epsilon)) {
+                  std::type_identity_t<Scalar> epsilon = Scalar(l2_epsilon)) {
   const detail::Check check("l2_normalize");
   if (x.absent()) check.fail("x is missing; its shape is [B, T, H, D]");
   check.memory("x", x);
   check.view("y", y, x.shape, "[B, T, H, D] of x");
-  detail::check_epsilon(check, epsilon);
+  detail::check_epsilon<Scalar>(check, epsilon);
   detail::Memory memory(check);
   memory.reads("x", x);
   memory.writes("y", y, "x", x);
@@ -91,13 +91,14 @@ void l2_normalize(std::type_identity_t<TokenView<const Scalar>> x, const TokenVi
 template <class Scalar>
 void l2_normalize_backward(std::type_identity_t<TokenView<const Scalar>> x,
                            std::type_identity_t<TokenView<const Scalar>> dy, const TokenView<Scalar>& dx,
-                           bool accumulate = false, Scalar epsilon = Scalar(l2_epsilon)) {
+                           bool accumulate = false,
+                           std::type_identity_t<Scalar> epsilon = Scalar(l2_epsilon)) {
   const detail::Check check("l2_normalize_backward");
   if (x.absent()) check.fail("x is missing; its shape is [B, T, H, D]");
   check.memory("x", x);
   check.view("dy", dy, x.shape, "[B, T, H, D] of x");
   check.view("dx", dx, x.shape, "[B, T, H, D] of x");
-  detail::check_epsilon(check, epsilon);
+  detail::check_epsilon<Scalar>(check, epsilon);
   detail::Memory memory(check);
   memory.reads("x", x);
   memory.reads("dy", dy);
@@ -123,10 +124,10 @@ void l2_normalize_backward(std::type_identity_t<TokenView<const Scalar>> x,
   });
 }
 
-// p = exp(log_alpha) k, the vector that reads S in the published models, whose k has unit length. k: [B, T,
-// HK, K]; log_alpha: [B, T, HV], natural logs in [-inf, 0]; p: [B, T, HV, K], assigned. Value head h reads
-// k's head h / (HV / HK). Throws std::invalid_argument if a shape, stride or gate is out of its range, or p
-// shares memory.
+// p = exp(log_alpha) k, the vector that reads S in the published models, whose k has unit length.
+// k: [B, T, HK, K]; log_alpha: [B, T, HV], natural logs in [-inf, inf); p: [B, T, HV, K], assigned. Value head h
+// reads k's head h / (HV / HK).
+// Throws std::invalid_argument if a shape, stride or gate is out of its range, or p shares memory.
 template <class Scalar>
 void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
                 std::type_identity_t<GateView<const Scalar>> log_alpha, const TokenView<Scalar>& p) {
@@ -145,9 +146,9 @@ void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
   });
 }
 
-// Gradients of decay_keys: dk = alpha dp, summed over the value heads that read it, and dlog_alpha = alpha (k
-// . dp). dk [B, T, HK, K] and dlog_alpha [B, T, HV] are assigned, or added to if `accumulate`, as when they
-// already hold what backward() gave. Throws as decay_keys does.
+// Gradients of decay_keys: dk = alpha dp, summed over the value heads that read it, and
+// dlog_alpha = alpha (k . dp). Both, of the shapes of k and log_alpha, are assigned, or added to if `accumulate`,
+// as when they already hold what backward() gave. Throws as decay_keys does.
 template <class Scalar>
 void decay_keys_backward(std::type_identity_t<TokenView<const Scalar>> k,
                          std::type_identity_t<GateView<const Scalar>> log_alpha,

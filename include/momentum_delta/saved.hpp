@@ -11,96 +11,53 @@ namespace momentum_delta {
 
 namespace detail {
 
-// Keeps nothing.
-struct NoRecord {
-  template <class State>
-  void state(Index, const State&, const State&) const {}
-  template <class Rows>
-  void u(Index, const Rows&) const {}
-};
+template <class Scalar>
+struct Record;
+template <class Scalar>
+struct Recorded;
 
 }  // namespace detail
 
-// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x.
-// It holds 2 K V scalars for each `checkpoint_interval` chunks of a head's sequence, and V for each token if
-// `keep_u`: u = v_t - p_t S_{t-1}, which the backward pass otherwise solves for once more. The backward pass
-// rebuilds everything else chunk by chunk, with room for the states of one interval.
+// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x. It can
+// be used again, for any shape.
+//
+// It holds 2 K V scalars for each `checkpoint_interval` chunks of a head's sequence (more chunks than there are:
+// the initial state alone), and V for each token if `keep_u`: u = v_t - p_t S_{t-1}, which the backward pass
+// otherwise solves for again. The backward pass rebuilds everything else chunk by chunk, with room for the states
+// of one interval; of an interval of several chunks all but the last are rebuilt twice.
 template <class Scalar>
 class Saved {
  public:
   // Throws std::invalid_argument if checkpoint_interval < 1.
   explicit Saved(Index checkpoint_interval = 1, bool keep_u = false)
-      : interval_(checkpoint_interval), keep_u_(keep_u) {
-    if (interval_ < 1) detail::Check("Saved").fail("checkpoint_interval = ", interval_, " is less than 1");
+      : wanted_interval_(checkpoint_interval), keep_u_(keep_u) {
+    if (checkpoint_interval < 1)
+      detail::Check("Saved").fail("checkpoint_interval = ", checkpoint_interval, " is less than 1");
   }
 
-  bool empty() const { return !filled_; }  // no forward pass has filled it
-  Index chunk_size() const { return chunk_size_; }
-  Index checkpoint_interval() const { return interval_; }
-  bool has_u() const { return keep_u_; }
+  bool empty() const {
+    return !filled_ || first_.empty();
+  }                                                 // no forward pass filled it, or it was moved from
+  Index chunk_size() const { return chunk_size_; }  // of the forward pass that filled it
 
-  // Used by forward() and backward().
-
-  // Room for a forward pass over x in chunks of chunk_size; what was held before is lost.
-  void reset(const Inputs<Scalar>& x, Index chunk_size) {
-    filled_ = false;
-    sizes_ = detail::sizes_of(x);
-    chunk_size_ = chunk_size;
-    offsets_.assign(x.cu_seqlens.begin(), x.cu_seqlens.end());
-    first_.assign(1, 0);
-    for (Index n = 0; n < sizes_.N; ++n) {
-      const Index tokens = detail::tokens_of(x, n).count;
-      first_.push_back(first_.back() + (tokens + stride() - 1) / stride());
-    }
-    states_.resize(std::size_t(first_.back() * sizes_.HV * 2 * sizes_.K * sizes_.V));
-    u_.resize(keep_u_ ? std::size_t(sizes_.B * sizes_.T * sizes_.HV * sizes_.V) : 0);
-  }
-  void finish() { filled_ = true; }
-
-  // Throws std::invalid_argument unless it was filled by a forward pass over inputs of x's shapes and
-  // offsets.
-  void check(const detail::Check& check, const Inputs<Scalar>& x) const {
-    const detail::Sizes s = detail::sizes_of(x);
-    if (!filled_) check.fail("saved holds no forward pass");
-    const auto same = [&](const char* name, Index was, Index is) {
-      if (was != is) check.fail("saved is of a forward pass with ", name, " = ", was, ", but x has ", is);
-    };
-    same("B", sizes_.B, s.B);
-    same("T", sizes_.T, s.T);
-    same("HK", sizes_.HK, s.HK);
-    same("HV", sizes_.HV, s.HV);
-    same("K", sizes_.K, s.K);
-    same("V", sizes_.V, s.V);
-    if (!std::equal(offsets_.begin(), offsets_.end(), x.cu_seqlens.begin(), x.cu_seqlens.end()))
-      check.fail("saved is of a forward pass with other cu_seqlens");
-  }
+ private:
+  friend struct detail::Record<Scalar>;
+  friend struct detail::Recorded<Scalar>;
 
   // The tokens from one checkpoint to the next.
   Index stride() const { return chunk_size_ * interval_; }
 
-  // The state before token c * stride() of sequence n, head h: 2 K x V, S above M.
-  detail::RowsMap<Scalar> state(Index n, Index h, Index c) {
-    return {states_.data() + position(n, h, c), 2 * sizes_.K, sizes_.V, Eigen::OuterStride<>(sizes_.V)};
-  }
-  detail::RowsMap<const Scalar> state(Index n, Index h, Index c) const {
-    return {states_.data() + position(n, h, c), 2 * sizes_.K, sizes_.V, Eigen::OuterStride<>(sizes_.V)};
-  }
-
-  // u, [B, T, HV, V]
-  TokenView<Scalar> u() { return {u_.data(), {sizes_.B, sizes_.T, sizes_.HV, sizes_.V}}; }
-  TokenView<const Scalar> u() const { return {u_.data(), {sizes_.B, sizes_.T, sizes_.HV, sizes_.V}}; }
-
- private:
+  // Where the state before token c * stride() of sequence n, head h lies: 2 K x V, S above M.
   Index position(Index n, Index h, Index c) const {
     const Index count = first_[std::size_t(n) + 1] - first_[std::size_t(n)];
     const Index index = first_[std::size_t(n)] * sizes_.HV + h * count + c;
     return index * 2 * sizes_.K * sizes_.V;
   }
 
-  Index interval_;
+  Index wanted_interval_;
   bool keep_u_;
   bool filled_ = false;
-  Index chunk_size_ = 0;
+  Index chunk_size_ = 0, interval_ = 1;  // interval_: at most the chunks of the longest sequence
   detail::Sizes sizes_{};
   std::vector<Index> offsets_;  // cu_seqlens
   std::vector<Index> first_;    // checkpoints of the sequences before n, for one head; N + 1
@@ -110,48 +67,106 @@ class Saved {
 
 namespace detail {
 
-// One head of one sequence in a Saved, for a forward kernel to write.
+// How a forward kernel keeps nothing.
+struct NoRecord {
+  static constexpr bool wants_state(Index) { return false; }
+  template <class Columns>
+  void state(Index, Index, const Columns&, const Columns&) const {}
+  template <class Columns>
+  void u(Index, Index, const Columns&) const {}
+};
+
+// How it writes one head of one sequence into a Saved.
 template <class Scalar>
 struct Record {
   Saved<Scalar>& saved;
   Index n, h;
   SequenceTokens tokens;
 
-  // Called with the state before token t, for every t at which a chunk starts.
-  template <class State>
-  void state(Index t, const State& S, const State& M) const {
-    if (t % saved.stride() != 0) return;
-    auto both = saved.state(n, h, t / saved.stride());
-    both.topRows(S.rows()) = S;
-    both.bottomRows(M.rows()) = M;
+  // Makes room for a forward pass over x in chunks of chunk_size; what was held before is lost.
+  static void begin(Saved<Scalar>& saved, const Inputs<Scalar>& x, Index chunk_size) {
+    const Sizes s = sizes_of(x);
+    const Index longest_chunks = s.longest / chunk_size + (s.longest % chunk_size != 0);
+    saved.filled_ = false;
+    saved.sizes_ = s;
+    saved.chunk_size_ = chunk_size;
+    saved.interval_ = std::min(saved.wanted_interval_, std::max<Index>(longest_chunks, 1));
+    saved.offsets_.assign(x.cu_seqlens.begin(), x.cu_seqlens.end());
+    saved.first_.assign(1, 0);
+    for (Index sequence = 0; sequence < s.N; ++sequence) {
+      const Index count = tokens_of(x, sequence).count, stride = saved.stride();
+      saved.first_.push_back(saved.first_.back() + count / stride + (count % stride != 0));
+    }
+    saved.states_.resize(std::size_t(saved.first_.back() * s.HV * 2 * s.K * s.V));
+    saved.u_.resize(saved.keep_u_ ? std::size_t(s.B * s.T * s.HV * s.V) : 0);
   }
-  // Called with u of the tokens from t on.
-  template <class Rows>
-  void u(Index t, const Rows& rows) const {
-    if (saved.has_u()) saved.u().rows(tokens.b, h, tokens.begin + t, rows.rows()) = rows;
+  static void finish(Saved<Scalar>& saved) { saved.filled_ = true; }
+
+  // Is the state before token t kept?
+  bool wants_state(Index t) const { return t % saved.stride() == 0; }
+  // The columns of that state from `column` on.
+  template <class Columns>
+  void state(Index t, Index column, const Columns& S, const Columns& M) const {
+    const Sizes& s = saved.sizes_;
+    RowsMap<Scalar> both(saved.states_.data() + saved.position(n, h, t / saved.stride()), 2 * s.K, s.V,
+                         Eigen::OuterStride<>(s.V));
+    both.topRows(s.K).middleCols(column, S.cols()) = S;
+    both.bottomRows(s.K).middleCols(column, M.cols()) = M;
+  }
+  // The columns from `column` on of u, for the tokens from t on.
+  template <class Columns>
+  void u(Index t, Index column, const Columns& u_t) const {
+    if (!saved.keep_u_) return;
+    const Sizes& s = saved.sizes_;
+    const TokenView<Scalar> all(saved.u_.data(), {s.B, s.T, s.HV, s.V});
+    all.rows(tokens.b, h, tokens.begin + t, u_t.rows()).middleCols(column, u_t.cols()) = u_t;
   }
 };
 
-// The same for a backward kernel to read.
+// How a backward kernel reads it.
 template <class Scalar>
 struct Recorded {
   const Saved<Scalar>& saved;
   Index n, h;
   SequenceTokens tokens;
 
-  Index checkpoints() const { return (tokens.count + saved.stride() - 1) / saved.stride(); }
+  // Throws std::invalid_argument unless it was filled by a forward pass over inputs of x's shapes and offsets.
+  static void check(const Check& check, const Saved<Scalar>& saved, const Inputs<Scalar>& x) {
+    if (saved.empty()) check.fail("saved holds no forward pass");
+    const Sizes was = saved.sizes_, is = sizes_of(x);
+    const auto same = [&](const char* name, Index a, Index b) {
+      if (a != b) check.fail("saved is of a forward pass with ", name, " = ", a, ", but x has ", b);
+    };
+    same("B", was.B, is.B);
+    same("T", was.T, is.T);
+    same("HK", was.HK, is.HK);
+    same("HV", was.HV, is.HV);
+    same("K", was.K, is.K);
+    same("V", was.V, is.V);
+    if (!std::equal(saved.offsets_.begin(), saved.offsets_.end(), x.cu_seqlens.begin(), x.cu_seqlens.end()))
+      check.fail("saved is of a forward pass with other cu_seqlens");
+  }
+  // Chunks between two checkpoints.
+  static Index interval(const Saved<Scalar>& saved) { return saved.interval_; }
+
+  Index chunk_size() const { return saved.chunk_size_; }
+  Index checkpoints() const { return tokens.count / saved.stride() + (tokens.count % saved.stride() != 0); }
   Index begin(Index checkpoint) const { return checkpoint * saved.stride(); }
   Index end(Index checkpoint) const { return std::min(tokens.count, (checkpoint + 1) * saved.stride()); }
 
   // The state before token begin(checkpoint).
   void state(Index checkpoint, Matrix<Scalar>& S, Matrix<Scalar>& M) const {
-    const auto both = saved.state(n, h, checkpoint);
-    S = both.topRows(S.rows());
-    M = both.bottomRows(M.rows());
+    const Sizes& s = saved.sizes_;
+    const RowsMap<const Scalar> both(saved.states_.data() + saved.position(n, h, checkpoint), 2 * s.K, s.V,
+                                     Eigen::OuterStride<>(s.V));
+    S = both.topRows(s.K);
+    M = both.bottomRows(s.K);
   }
-  bool has_u() const { return saved.has_u(); }
+  bool has_u() const { return saved.keep_u_; }
   RowsMap<const Scalar> u(Index t, Index count) const {
-    return saved.u().rows(tokens.b, h, tokens.begin + t, count);
+    const Sizes& s = saved.sizes_;
+    const TokenView<const Scalar> all(saved.u_.data(), {s.B, s.T, s.HV, s.V});
+    return all.rows(tokens.b, h, tokens.begin + t, count);
   }
 };
 

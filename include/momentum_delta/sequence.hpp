@@ -10,7 +10,7 @@
 namespace momentum_delta {
 
 // B sequences of T tokens. q and k have HK heads, v and the gates have HV, p has either; value head h reads
-// query, key and (if it has HK heads) p head h / (HV / HK), so HK must divide HV.
+// query, key and (if it has HK heads) p head h / (HV / HK), so HV is a positive multiple of HK.
 template <class Scalar>
 struct Inputs {
   static_assert(detail::is_compute_scalar<Scalar>,
@@ -57,8 +57,9 @@ struct OutputGradients {
 // Gradients of the loss by forward()'s inputs, natural logs for the gates; each has the shape of its input.
 // Absent: not wanted. dq, dk and dp of heads that a group shares are sums over the group. If p is absent, k
 // reads S too and dk is the gradient of both. An absent p or gate is a constant, and its gradient must be
-// absent. Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything
-// else, except that dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly dfinal_M.
+// absent.
+// Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything else, except
+// that without `accumulate` dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly dfinal_M.
 template <class Scalar>
 struct InputGradients {
   TokenView<Scalar> dq{};          // [B, T, HK, K]
@@ -76,7 +77,7 @@ struct InputGradients {
 };
 
 enum class Algorithm {
-  automatic,  // the faster form for the shape: see choose_algorithm in batch.hpp
+  automatic,  // the faster form for the shape and the call: see batch.hpp
   recurrent,  // token by token, the definition
   chunk,  // chunk_size tokens at a time; equal to recurrent up to rounding (of what: see chunk/forward.hpp)
 };

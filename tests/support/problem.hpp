@@ -97,6 +97,25 @@ inline Options chunk(Index size) {
   return {.algorithm = Algorithm::chunk, .chunk_size = size};
 }
 
+// The definition (RecurrentForward) in the problem's own precision, whatever forward() would choose.
+template <class Scalar>
+Results<Scalar> definition(const Problem<Scalar>& x) {
+  namespace detail = momentum_delta::detail;
+  Results<Scalar> y{examples::unwritten<Scalar>(x.v.shape), examples::unwritten<Scalar>(x.state_shape()),
+                    examples::unwritten<Scalar>(x.state_shape())};
+  const momentum_delta::Inputs<Scalar> in = x.inputs();
+  const momentum_delta::Outputs<Scalar> out = y.outputs();
+  detail::RecurrentForward<Scalar> kernel(x.k.shape[3], x.v.shape[3]);
+  const auto assign = [](auto&& to, const auto& from) { to = from; };
+  detail::for_each_head(in, in.initial_S, in.initial_M, out.final_S, out.final_M, assign,
+                        [&](Index n, Index h, const detail::SequenceTokens& tokens, auto& S, auto& M) {
+                          static_cast<void>(n);
+                          kernel(detail::head_of(in, tokens, h), S, M,
+                                 out.o.rows(tokens.b, h, tokens.begin, tokens.count), detail::NoRecord{});
+                        });
+  return y;
+}
+
 // rms(x - expected) / max(rms(expected), 1e-30): below that, float has left its range and 0 is right.
 template <class Scalar>
 double rel_rms(const Array<Scalar>& x, const Array<long double>& expected) {
@@ -134,48 +153,29 @@ double worst_ratio(const Results<Scalar>& y, const Results<Scalar>& recurrence,
   return worst;
 }
 
-// The largest ratio of a gradient's error to its budget, as a tensor. Gates also element by element,
-// saturated ones included: an element's error relative to the size of the terms it is a sum of
-// (oracle_backward's `sizes`, which have the factor mu_t or alpha_t), within the budget that the recurrence's
-// worst element gives.
+// The largest ratio of a gradient's error to its budget, as a tensor. Gates also element by element, saturated
+// ones included: an element's error relative to the size of the terms it is a sum of (oracle_backward's `sizes`,
+// which have the factor mu_t or alpha_t). All elements of all gates are alike in that measure, so their budget is
+// that of the recurrence's worst one.
 template <class Scalar>
 double worst_ratio(const Gradients<Scalar>& dx, const Gradients<Scalar>& recurrence,
                    const Gradients<long double>& exact, const Gradients<long double>& sizes) {
-  double worst = 0;
-  const auto at_most = [&](double ratio) { worst = std::isnan(ratio) ? infinity : std::max(worst, ratio); };
-  const auto tensor = [&](auto member, auto exact_member) {
-    const Array<long double>& e = exact.*exact_member;
-    if (!e.absent()) at_most(rel_rms(dx.*member, e) / budget<Scalar>(rel_rms(recurrence.*member, e)));
+  double worst = 0, worst_element = 0, recurrence_element = 0;
+  const auto raise = [](double& to, double value) {
+    to = std::isnan(value) ? infinity : std::max(to, value);
   };
-  const auto elements = [&](auto member, auto exact_member) {
-    const Array<long double>& e = exact.*exact_member;
-    const auto worst_element = [&](const Array<Scalar>& a) {
-      double largest = 0;
-      for (std::size_t i = 0; i < e.values.size(); ++i) {
-        const long double size = std::max((sizes.*exact_member).values[i], 1e-30L);
-        const double error = double(std::abs(a.values[i] - e.values[i]) / size);
-        largest = std::isnan(error) ? infinity : std::max(largest, error);
-      }
-      return largest;
-    };
-    if (!e.absent()) at_most(worst_element(dx.*member) / budget<Scalar>(worst_element(recurrence.*member)));
-  };
-  using G = Gradients<Scalar>;
-  using E = Gradients<long double>;
-  tensor(&G::dq, &E::dq);
-  tensor(&G::dk, &E::dk);
-  tensor(&G::dv, &E::dv);
-  tensor(&G::dp, &E::dp);
-  tensor(&G::dlog_alpha, &E::dlog_alpha);
-  tensor(&G::dlog_mu, &E::dlog_mu);
-  tensor(&G::dbeta, &E::dbeta);
-  tensor(&G::deta, &E::deta);
-  tensor(&G::dinitial_S, &E::dinitial_S);
-  tensor(&G::dinitial_M, &E::dinitial_M);
-  elements(&G::dlog_alpha, &E::dlog_alpha);
-  elements(&G::dlog_mu, &E::dlog_mu);
-  elements(&G::dbeta, &E::dbeta);
-  elements(&G::deta, &E::deta);
+  Gradients<Scalar>::for_each([&](const char*, auto get, auto) {
+    const Array<long double>& e = get(exact);
+    if (e.absent()) return;
+    raise(worst, rel_rms(get(dx), e) / budget<Scalar>(rel_rms(get(recurrence), e)));
+    if (e.shape.size() != 3) return;
+    for (std::size_t i = 0; i < e.values.size(); ++i) {
+      const long double size = std::max(get(sizes).values[i], 1e-30L);
+      raise(worst_element, double(std::abs(get(dx).values[i] - e.values[i]) / size));
+      raise(recurrence_element, double(std::abs(get(recurrence).values[i] - e.values[i]) / size));
+    }
+  });
+  raise(worst, worst_element / budget<Scalar>(recurrence_element));
   return worst;
 }
 
@@ -206,7 +206,7 @@ bool equal_values(const Results<Scalar>& a, const Results<Scalar>& b) {
 template <class Scalar>
 bool equal_values(const Gradients<Scalar>& a, const Gradients<Scalar>& b) {
   bool equal = true;
-  Gradients<Scalar>::for_each([&](const char*, auto member) { equal &= equal_values(a.*member, b.*member); });
+  Gradients<Scalar>::for_each([&](const char*, auto get, auto) { equal &= equal_values(get(a), get(b)); });
   return equal;
 }
 

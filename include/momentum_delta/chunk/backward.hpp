@@ -63,7 +63,7 @@ class ChunkBackward {
   // dS, dM: in, gradients by the state after the last token; out, by the state before the first.
   void operator()(const Head<Scalar>& x, const Recorded<Scalar>& saved, const HeadGradients<Scalar>& g,
                   MatrixRef<Scalar> dS, MatrixRef<Scalar> dM) {
-    const Index C = saved.saved.chunk_size();
+    const Index C = saved.chunk_size();
     for (Index c = saved.checkpoints(); c-- > 0;) {
       const Index begin = saved.begin(c), end = saved.end(c);
       const Index last = (end - begin - 1) / C;  // chunk of the interval

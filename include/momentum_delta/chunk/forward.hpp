@@ -126,14 +126,14 @@ class ChunkForward {
   void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
                   const Record& record) {
     const auto chunk = [&](Index t0, auto size) {
-      record.state(t0, S, M);
+      if (record.wants_state(t0)) record.state(t0, 0, S, M);
       c_.load(x, t0, size);
       c_.form_N(size);
       c_.solve_u(x, t0, size, S, M);
       c_.form_Q(size);
       c_.read_o(size, S, M);
       c_.carry(size, S, M);
-      record.u(t0, c_.u.topRows(size));
+      record.u(t0, 0, c_.u.topRows(size));
       o.middleRows(t0, size) = c_.o.topRows(size);
     };
     for (Index t = 0; t < x.T(); t += chunk_size_) {

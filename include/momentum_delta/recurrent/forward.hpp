@@ -34,9 +34,9 @@ class RecurrentForward {
   void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
                   const Record& record) {
     for (Index t = 0; t < x.T(); ++t) {
-      record.state(t, S, M);
+      if (record.wants_state(t)) record.state(t, 0, S, M);
       update(x, t, S, M);
-      record.u(t, u_);
+      record.u(t, 0, u_);
       o_.noalias() = x.q.row(t) * S;  // 1 x V
       o.row(t) = x.scale * o_;        // 1 x V
     }
