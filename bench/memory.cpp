@@ -2,9 +2,10 @@
 //
 //   momentum_delta_memory [T...]
 //
-// Counts what malloc and realloc give and free takes back (glibc), all that Eigen and operator new use. The caller's tensors exist before the count
-// begins. Prints, for each T, the peak of the heap in between and what it grew by for each further token, in
-// scalars; exits with 1 if that is above 2 K V / (chunk * interval), and V more if u is kept.
+// Counts what malloc and realloc give and free takes back (glibc), all that Eigen and operator new use. The
+// caller's tensors exist before the count begins. Prints, for each T, the peak of the heap in between and
+// what it grew by for each further token, in scalars; exits with 1 if that is above 2 K V / (chunk *
+// interval), and V more if u is kept.
 #include <malloc.h>
 
 #include <atomic>

@@ -160,8 +160,8 @@ template <class Scalar>
 struct Gradients {
   Array<Scalar> dq, dk, dv, dp, dlog_alpha, dlog_mu, dbeta, deta, dinitial_S, dinitial_M;
 
-  // visit(name, get, get_input) for each: get(g) is that array of any Gradients g, get_input(x) the array of a Problem
-  // x that it is the gradient by.
+  // visit(name, get, get_input) for each: get(g) is that array of any Gradients g, get_input(x) the array of
+  // a Problem x that it is the gradient by.
   template <class Visit>
   static void for_each(const Visit& visit) {
 #define EXAMPLES_GRADIENT(x) \

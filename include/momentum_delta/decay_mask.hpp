@@ -42,11 +42,11 @@ Scalar decay(const Scalar& x) {
 
 namespace detail {
 
-// y = decay(x) element by element, floats through a double exp: Eigen's float exp has up to 2.5 units of error in
-// the last place with AVX-512, always the same for the same gate, and constant gates add it up from chunk to chunk.
-// Eigen's vectorised exp is not 0 at -inf (5.6e-309 in double), so that end is set here. Blocks of fixed size, the
-// last one padded, make every element take the vectorised path: the result depends on x alone, not on where in a
-// row or at what address it stands.
+// y = decay(x) element by element, floats through a double exp: Eigen's float exp has up to 2.5 units of
+// error in the last place with AVX-512, always the same for the same gate, and constant gates add it up from
+// chunk to chunk. Eigen's vectorised exp is not 0 at -inf (5.6e-309 in double), so that end is set here.
+// Blocks of fixed size, the last one padded, make every element take the vectorised path: the result depends
+// on x alone, not on where in a row or at what address it stands.
 template <class Scalar>
 void decay_row(const Scalar* x, Scalar* y, Index n) {
   if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
@@ -111,7 +111,8 @@ class DecayMask {
   //   dG     n + 1 x n + 1    by G_tj, j <= t, and by b_t in column 0; row 0 is not read (b_0 = 0)
   //   dD     n + 1            by D_nj, and by m_n in entry 0; earlier rows of D reach nothing but G
   // put(i, dlog_alpha, dlog_mu, dbeta) is called for each token i of the chunk, last one first.
-  // The scans above in reverse, t = n .. 1. The rows of dG and the vector dD become running adjoints, gG and gD.
+  // The scans above in reverse, t = n .. 1. The rows of dG and the vector dD become running adjoints, gG and
+  // gD.
   template <class Put>
   void backward(Index n, const detail::RowVector<Scalar>& dA, detail::Matrix<Scalar>& dG,
                 detail::RowVector<Scalar>& dD, const Put& put) const {

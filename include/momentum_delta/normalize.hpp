@@ -125,9 +125,9 @@ void l2_normalize_backward(std::type_identity_t<TokenView<const Scalar>> x,
 }
 
 // p = exp(log_alpha) k, the vector that reads S in the published models, whose k has unit length.
-// k: [B, T, HK, K]; log_alpha: [B, T, HV], natural logs in [-inf, inf); p: [B, T, HV, K], assigned. Value head h
-// reads k's head h / (HV / HK).
-// Throws std::invalid_argument if a shape, stride or gate is out of its range, or p shares memory.
+// k: [B, T, HK, K]; log_alpha: [B, T, HV], natural logs in [-inf, inf); p: [B, T, HV, K], assigned. Value
+// head h reads k's head h / (HV / HK). Throws std::invalid_argument if a shape, stride or gate is out of its
+// range, or p shares memory.
 template <class Scalar>
 void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
                 std::type_identity_t<GateView<const Scalar>> log_alpha, const TokenView<Scalar>& p) {
@@ -147,8 +147,8 @@ void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
 }
 
 // Gradients of decay_keys: dk = alpha dp, summed over the value heads that read it, and
-// dlog_alpha = alpha (k . dp). Both, of the shapes of k and log_alpha, are assigned, or added to if `accumulate`,
-// as when they already hold what backward() gave. Throws as decay_keys does.
+// dlog_alpha = alpha (k . dp). Both, of the shapes of k and log_alpha, are assigned, or added to if
+// `accumulate`, as when they already hold what backward() gave. Throws as decay_keys does.
 template <class Scalar>
 void decay_keys_backward(std::type_identity_t<TokenView<const Scalar>> k,
                          std::type_identity_t<GateView<const Scalar>> log_alpha,

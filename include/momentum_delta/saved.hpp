@@ -18,13 +18,13 @@ struct Recorded;
 
 }  // namespace detail
 
-// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x. It can
-// be used again, for any shape.
+// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x. It
+// can be used again, for any shape.
 //
-// It holds 2 K V scalars for each `checkpoint_interval` chunks of a head's sequence (more chunks than there are:
-// the initial state alone), and V for each token if `keep_u`: u = v_t - p_t S_{t-1}, which the backward pass
-// otherwise solves for again. The backward pass rebuilds everything else chunk by chunk, with room for the states
-// of one interval; of an interval of several chunks all but the last are rebuilt twice.
+// It holds 2 K V scalars for each `checkpoint_interval` chunks of a head's sequence (more chunks than there
+// are: the initial state alone), and V for each token if `keep_u`: u = v_t - p_t S_{t-1}, which the backward
+// pass otherwise solves for again. The backward pass rebuilds everything else chunk by chunk, with room for
+// the states of one interval; of an interval of several chunks all but the last are rebuilt twice.
 template <class Scalar>
 class Saved {
  public:
@@ -130,7 +130,8 @@ struct Recorded {
   Index n, h;
   SequenceTokens tokens;
 
-  // Throws std::invalid_argument unless it was filled by a forward pass over inputs of x's shapes and offsets.
+  // Throws std::invalid_argument unless it was filled by a forward pass over inputs of x's shapes and
+  // offsets.
   static void check(const Check& check, const Saved<Scalar>& saved, const Inputs<Scalar>& x) {
     if (saved.empty()) check.fail("saved holds no forward pass");
     const Sizes was = saved.sizes_, is = sizes_of(x);

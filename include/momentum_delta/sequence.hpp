@@ -58,8 +58,9 @@ struct OutputGradients {
 // Absent: not wanted. dq, dk and dp of heads that a group shares are sums over the group. If p is absent, k
 // reads S too and dk is the gradient of both. An absent p or gate is a constant, and its gradient must be
 // absent.
-// Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything else, except
-// that without `accumulate` dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly dfinal_M.
+// Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything else,
+// except that without `accumulate` dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly
+// dfinal_M.
 template <class Scalar>
 struct InputGradients {
   TokenView<Scalar> dq{};          // [B, T, HK, K]

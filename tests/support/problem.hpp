@@ -153,10 +153,10 @@ double worst_ratio(const Results<Scalar>& y, const Results<Scalar>& recurrence,
   return worst;
 }
 
-// The largest ratio of a gradient's error to its budget, as a tensor. Gates also element by element, saturated
-// ones included: an element's error relative to the size of the terms it is a sum of (oracle_backward's `sizes`,
-// which have the factor mu_t or alpha_t). All elements of all gates are alike in that measure, so their budget is
-// that of the recurrence's worst one.
+// The largest ratio of a gradient's error to its budget, as a tensor. Gates also element by element,
+// saturated ones included: an element's error relative to the size of the terms it is a sum of
+// (oracle_backward's `sizes`, which have the factor mu_t or alpha_t). All elements of all gates are alike in
+// that measure, so their budget is that of the recurrence's worst one.
 template <class Scalar>
 double worst_ratio(const Gradients<Scalar>& dx, const Gradients<Scalar>& recurrence,
                    const Gradients<long double>& exact, const Gradients<long double>& sizes) {

@@ -1,6 +1,6 @@
-// The recurrence (forward.hpp) at the speed of the machine: a panel of V columns of S and M stays in the innermost
-// cache while the tokens pass, and one sweep over its K rows a token updates M and S and reads both q_t S_t and
-// p_{t+1} S_t, so that every element is loaded and stored once.
+// The recurrence (forward.hpp) at the speed of the machine: a panel of V columns of S and M stays in the
+// innermost cache while the tokens pass, and one sweep over its K rows a token updates M and S and reads both
+// q_t S_t and p_{t+1} S_t, so that every element is loaded and stored once.
 //
 // Decay is applied late. With S = a R and M = m N, for scalars a and m that collect the decays,
 //
@@ -10,8 +10,9 @@
 //   o_t  = scale a_t (q_t R)
 //
 // which is four multiply-adds an element where the definition needs six. Where a or m would leave
-// [1e-8, 1e8], 0 included, it is multiplied into its matrix in that token's sweep and starts again from 1. Scaling by a
-// number loses no precision, and within these bounds no range: N and R stay below 1e8 times M and S.
+// [1e-8, 1e8], 0 included, it is multiplied into its matrix in that token's sweep and starts again from 1.
+// Scaling by a number loses no precision, and within these bounds no range: N and R stay below 1e8 times M
+// and S.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,8 @@ class FusedForward {
  public:
   FusedForward(Index K, Index /*V*/) : R_(std::size_t(K)), N_(std::size_t(K)), steps_(std::size_t(block)) {}
 
-  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see saved.hpp.
+  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see
+  // saved.hpp.
   template <class Record>
   void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
                   const Record& record) {
