@@ -52,7 +52,22 @@ class TemporaryFile {
   std::string path;
 };
 
-template <class Stored, class Tensors>
+using Tensors = std::vector<std::pair<std::string, const Array<double>*>>;
+
+Tensors inputs_of(const Problem<double>& x) {
+  return {{"q", &x.q},
+          {"k", &x.k},
+          {"v", &x.v},
+          {"p", &x.p},
+          {"log_alpha", &x.log_alpha},
+          {"log_mu", &x.log_mu},
+          {"beta", &x.beta},
+          {"eta", &x.eta},
+          {"initial_S", &x.initial_S},
+          {"initial_M", &x.initial_M}};
+}
+
+template <class Stored>
 void write_case(const TemporaryFile& file, const std::string& dtype, const Tensors& tensors) {
   nlohmann::json header;
   std::string data;
@@ -96,8 +111,7 @@ TEST_CASE("check_case fails on an error above the bound") {
 
 TEST_CASE("check_case without expected values compares with the recurrence in double, in every dtype") {
   const Problem<double> x = random_problem(1, {.T = 12, .HK = 1, .HV = 2});
-  const std::vector<std::pair<std::string, const Array<double>*>> tensors = {
-      {"q", &x.q}, {"k", &x.k}, {"v", &x.v}, {"log_mu", &x.log_mu}};
+  const Tensors tensors = {{"q", &x.q}, {"k", &x.k}, {"v", &x.v}, {"log_mu", &x.log_mu}};
   const TemporaryFile file;
   const auto passes = [&] {
     const Run run = check_case("--chunk 5 " + file.path);
@@ -118,17 +132,8 @@ TEST_CASE("check_case without expected values compares with the recurrence in do
 TEST_CASE("check_case sees a wrong value and a NaN") {
   Problem<double> x = random_problem(1, {.T = 12});
   Results<double> y = examples::run(x.as<double>(), recurrent());
-  std::vector<std::pair<std::string, const Array<double>*>> tensors = {{"q", &x.q},
-                                                                       {"k", &x.k},
-                                                                       {"v", &x.v},
-                                                                       {"p", &x.p},
-                                                                       {"log_mu", &x.log_mu},
-                                                                       {"beta", &x.beta},
-                                                                       {"eta", &x.eta},
-                                                                       {"log_alpha", &x.log_alpha},
-                                                                       {"initial_S", &x.initial_S},
-                                                                       {"initial_M", &x.initial_M},
-                                                                       {"o", &y.o}};
+  Tensors tensors = inputs_of(x);
+  tensors.emplace_back("o", &y.o);
   const TemporaryFile file;
   write_case<double>(file, "F64", tensors);
   CHECK(check_case(file.path).status == 0);
@@ -154,17 +159,8 @@ TEST_CASE("check_case --backward checks every gradient of the file") {
   Upstream<double> dy = random_upstream(2, x);
   dy.dfinal_S = dy.dfinal_M = {};
   Gradients<double> dx = examples::run_backward(x, dy, recurrent());
-  std::vector<std::pair<std::string, const Array<double>*>> tensors = {{"q", &x.q},
-                                                                       {"k", &x.k},
-                                                                       {"v", &x.v},
-                                                                       {"p", &x.p},
-                                                                       {"log_mu", &x.log_mu},
-                                                                       {"beta", &x.beta},
-                                                                       {"eta", &x.eta},
-                                                                       {"log_alpha", &x.log_alpha},
-                                                                       {"initial_S", &x.initial_S},
-                                                                       {"initial_M", &x.initial_M},
-                                                                       {"do", &dy.do_}};
+  Tensors tensors = inputs_of(x);
+  tensors.emplace_back("do", &dy.do_);
   const TemporaryFile file;
   write_case<double>(file, "F64", tensors);
   CHECK(check_case("--backward --kernel chunk --scalar double " + file.path)

@@ -63,7 +63,7 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& o
   };
   if (choose_algorithm(options) == Algorithm::recurrent) {
     if constexpr (std::is_floating_point_v<Scalar>)
-      run(FusedForward<Scalar>(s.K, s.V));
+      run(FusedForward<Scalar>(s.K));
     else
       run(RecurrentForward<Scalar>(s.K, s.V));
   } else {

@@ -21,8 +21,7 @@ namespace momentum_delta::detail {
 template <class Scalar>
 class RecurrentBackward {
  public:
-  explicit RecurrentBackward(const Sizes& s)
-      : sizes_(s), forward_(s.K, s.V), do_(s.V), kt_(s.K), du_(s.V), row_(s.K) {}
+  explicit RecurrentBackward(const Sizes& s) : sizes_(s), forward_(s.K, s.V), do_(s.V), du_(s.V), row_(s.K) {}
 
   // dS, dM: in, gradients by the state after the last token; out, by the state before the first.
   void operator()(const Head<Scalar>& x, const Recorded<Scalar>& saved, const HeadGradients<Scalar>& g,
@@ -62,7 +61,7 @@ class RecurrentBackward {
     range(x, begin, middle, depth, g, dS, dM);
   }
 
-  // The states before and after token t, whose u_t is still in forward_.
+  // The states before and after token t, whose kt_t and u_t are still in forward_.
   void token(const Head<Scalar>& x, Index t, const State& before, const State& after,
              const HeadGradients<Scalar>& g, MatrixRef<Scalar> gS, MatrixRef<Scalar> gM) {
     const Scalar alpha = decay(x.log_alpha[t]);
@@ -88,8 +87,7 @@ class RecurrentBackward {
     g.deta.put(t, -row_.cwiseProduct(x.k.row(t)).sum());
     row_ *= -x.eta[t];
     g.dk.put(t, row_);
-    kt_ = x.eta[t] * x.k.row(t);  // 1 x K
-    du_.noalias() = kt_ * gM;     // 1 x V
+    du_.noalias() = forward_.kt() * gM;  // 1 x V
     du_ = -du_;
     gM *= mu;  // K x V
 
@@ -104,7 +102,7 @@ class RecurrentBackward {
   Sizes sizes_;
   RecurrentForward<Scalar> forward_;
   std::deque<State> states_;  // one for each depth of range(); a deque, so that references to them stay
-  RowVector<Scalar> do_, kt_, du_, row_;
+  RowVector<Scalar> do_, du_, row_;
 };
 
 }  // namespace momentum_delta::detail

@@ -17,7 +17,7 @@ class RecurrentForward {
  public:
   RecurrentForward(Index K, Index V) : kt_(K), u_(V), o_(V) {}
 
-  // Token t: u_t is left in u(), and the state before it becomes the state after it.
+  // Token t: kt_t and u_t are left in kt() and u(), and the state before it becomes the state after it.
   void update(const Head<Scalar>& x, Index t, MatrixRef<Scalar> S, MatrixRef<Scalar> M) {
     const Scalar alpha = decay(x.log_alpha[t]);
     const Scalar mu = decay(x.log_mu[t]);
@@ -42,6 +42,7 @@ class RecurrentForward {
     }
   }
 
+  const RowVector<Scalar>& kt() const { return kt_; }
   const RowVector<Scalar>& u() const { return u_; }
 
  private:

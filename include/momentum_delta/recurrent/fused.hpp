@@ -11,8 +11,8 @@
 //
 // which is four multiply-adds an element where the definition needs six. Where a or m would leave
 // [1e-8, 1e8], 0 included, it is multiplied into its matrix in that token's sweep and starts again from 1.
-// Scaling by a number loses no precision, and within these bounds no range: N and R stay below 1e8 times M
-// and S.
+// Scaling by a number loses no precision; the bounds say how much range it takes: N and R are at most 1e8
+// times M and S.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace momentum_delta::detail {
 template <class Scalar>
 class FusedForward {
  public:
-  FusedForward(Index K, Index /*V*/) : R_(std::size_t(K)), N_(std::size_t(K)), steps_(std::size_t(block)) {}
+  explicit FusedForward(Index K) : R_(std::size_t(K)), N_(std::size_t(K)), steps_(std::size_t(block)) {}
 
   // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see
   // saved.hpp.
