@@ -7,6 +7,7 @@
 #include "momentum_delta/chunk/backward.hpp"
 #include "momentum_delta/chunk/forward.hpp"
 #include "momentum_delta/decay_mask.hpp"
+#include "momentum_delta/executor.hpp"
 #include "momentum_delta/normalize.hpp"
 #include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
