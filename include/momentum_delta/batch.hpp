@@ -4,10 +4,12 @@
 #include "momentum_delta/check.hpp"
 #include "momentum_delta/chunk/backward.hpp"
 #include "momentum_delta/chunk/forward.hpp"
+#include "momentum_delta/executor.hpp"
 #include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
 #include "momentum_delta/recurrent/fused.hpp"
 #include "momentum_delta/saved.hpp"
+#include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta {
 namespace detail {
@@ -22,53 +24,73 @@ inline Algorithm choose_algorithm(const Options& options) {
   return options.algorithm == Algorithm::automatic ? Algorithm::recurrent : options.algorithm;
 }
 
-// visit(n, h, tokens, S, M) for every sequence and value head. S, M: K x V of its own, holding first_S and
-// first_M (zero if absent) before the call; afterwards last_S and last_M are put(S), put(M) where they are
-// wanted.
-template <class Scalar, class Put, class Visit>
-void for_each_head(const Inputs<Scalar>& x, const StateView<const Scalar>& first_S,
-                   const StateView<const Scalar>& first_M, const StateView<Scalar>& last_S,
-                   const StateView<Scalar>& last_M, const Put& put, const Visit& visit) {
-  const Sizes s = sizes_of(x);
-  Matrix<Scalar> S(s.K, s.V), M(s.K, s.V);
-  for (Index n = 0; n < s.N; ++n) {
-    for (Index h = 0; h < s.HV; ++h) {
-      if (first_S.absent())
-        S.setZero();
-      else
-        S = first_S.matrix(n, h);
-      if (first_M.absent())
-        M.setZero();
-      else
-        M = first_M.matrix(n, h);
-      visit(n, h, tokens_of(x, n), S, M);
-      if (!last_S.absent()) put(last_S.matrix(n, h), S);
-      if (!last_M.absent()) put(last_M.matrix(n, h), M);
-    }
-  }
+// visit(kernel, i) for each 0 <= i < count through the options' executor, each worker with a kernel of its
+// own in its share of the workspace. make(arena) constructs a kernel, and says with an empty arena what
+// memory that takes.
+template <class Make, class Visit>
+void for_each_task(const Options& options, Index count, const Make& make, const Visit& visit) {
+  SerialExecutor serial;
+  Executor& executor = options.executor ? *options.executor : serial;
+  Workspace own;
+  Arena need;
+  (void)make(need);
+  const Scratch scratch(options.workspace ? *options.workspace : own, executor.threads(), need.used());
+  const auto task = [&](Index i, int worker) {
+    Arena arena = scratch.arena(worker);
+    auto kernel = make(arena);
+    visit(kernel, i);
+  };
+  executor.run(count, task);
 }
 
+// How many tasks the columns of each head are cut into: one where the heads alone keep the threads evenly
+// busy, else enough for about four tasks a thread. Columns do not depend on each other, so the cut changes no
+// bit.
+template <class Scalar>
+Index columns_per_task(const Options& options, Index heads, Index V) {
+  const Index threads = options.executor ? options.executor->threads() : 1;
+  const Index panels = (V + panel_width<Scalar> - 1) / panel_width<Scalar>;
+  if (heads == 0 || panels == 0 || heads % threads == 0) return V;
+  const Index parts = std::clamp<Index>((4 * threads + heads - 1) / heads, 1, panels);
+  return std::min(V, (panels + parts - 1) / parts * panel_width<Scalar>);
+}
+
+// Every head's columns through a kernel. make(arena, sizes, columns) constructs one with room for so many;
 // make_record(n, h, tokens): see saved.hpp.
-template <int ChunkSize, class Scalar, class MakeRecord>
-void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& options,
-             const MakeRecord& make_record) {
+template <class Scalar, class Storage, class Make, class MakeRecord>
+void forward_with(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y, const Options& options,
+                  const Make& make, const MakeRecord& make_record) {
   const Sizes s = sizes_of(x);
-  const auto run = [&](auto&& kernel) {
-    const auto assign = [](auto&& to, const auto& from) { to = from; };
-    for_each_head(x, x.initial_S, x.initial_M, y.final_S, y.final_M, assign,
-                  [&](Index n, Index h, const SequenceTokens& tokens, Matrix<Scalar>& S, Matrix<Scalar>& M) {
-                    kernel(head_of(x, tokens, h), S, M, y.o.rows(tokens.b, h, tokens.begin, tokens.count),
-                           make_record(n, h, tokens));
-                  });
-  };
-  if (choose_algorithm(options) == Algorithm::recurrent) {
-    if constexpr (std::is_floating_point_v<Scalar>)
-      run(FusedForward<Scalar>(s.K));
-    else
-      run(RecurrentForward<Scalar>(s.K, s.V));
-  } else {
-    run(ChunkForward<Scalar, ChunkSize>(choose_chunk_size(options, s), s.K, s.V));
-  }
+  const Index columns = columns_per_task<Scalar>(options, s.N * s.HV, s.V);
+  const Index parts = columns == 0 ? 1 : (s.V + columns - 1) / columns;
+  for_each_task(
+      options, s.N * s.HV * parts, [&](Arena& arena) { return make(arena, s, columns); },
+      [&](auto& kernel, Index i) {
+        const Index n = i / parts / s.HV, h = i / parts % s.HV, begin = i % parts * columns;
+        const SequenceTokens tokens = tokens_of(x, n);
+        kernel(head_of(x, tokens, h), begin, std::min(s.V, begin + columns),
+               {state_rows(x.initial_S, n, h), state_rows(x.initial_M, n, h)},
+               y.o.rows(tokens.b, h, tokens.begin, tokens.count),
+               {state_rows(y.final_S, n, h), state_rows(y.final_M, n, h)}, make_record(n, h, tokens));
+      });
+}
+
+template <class Scalar, class Storage, class MakeRecord>
+void forward(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y, const Options& options,
+             const MakeRecord& make_record) {
+  const auto run = [&](const auto& make) { forward_with(x, y, options, make, make_record); };
+  if (choose_algorithm(options) == Algorithm::chunk)
+    run([&](Arena& arena, const Sizes& s, Index columns) {
+      return ChunkForward<Scalar, Storage>(arena, s, columns, choose_chunk_size(options, s));
+    });
+  else if constexpr (std::is_floating_point_v<Scalar>)
+    run([](Arena& arena, const Sizes& s, Index columns) {
+      return FusedForward<Scalar, Storage>(arena, s, columns);
+    });
+  else
+    run([](Arena& arena, const Sizes& s, Index columns) {
+      return RecurrentForward<Scalar, Storage>(arena, s, columns);
+    });
 }
 
 }  // namespace detail
@@ -78,16 +100,18 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& o
 // (of what: see chunk/forward.hpp).
 // Throws std::invalid_argument, before anything is written, if a shape, offset, gate or option is out of its
 // range or an output shares memory with anything else.
-template <class Scalar>
-void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, const Options& options = {}) {
+template <class Scalar, class Storage>
+void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
+             const Options& options = {}) {
   detail::check_forward(detail::Check("forward"), x, y, options);
-  detail::forward<Eigen::Dynamic>(x, y, options, [](auto&&...) { return detail::NoRecord{}; });
+  detail::forward(x, y, options, [](auto&&...) { return detail::NoRecord{}; });
 }
 
 // The chunk form with a chunk size known at compile time, >= 1: forward<64>(x, y). Also throws if options ask
 // for another algorithm or another size.
-template <int ChunkSize, class Scalar>
-void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Options options = {}) {
+template <int ChunkSize, class Scalar, class Storage>
+void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
+             Options options = {}) {
   static_assert(ChunkSize >= 1, "momentum_delta::forward: ChunkSize must be >= 1");
   const detail::Check check("forward");
   if (options.algorithm == Algorithm::recurrent)
@@ -96,17 +120,16 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Options options 
     check.fail("options.chunk_size = ", *options.chunk_size, " is not ChunkSize = ", ChunkSize);
   options.algorithm = Algorithm::chunk;
   options.chunk_size = ChunkSize;
-  detail::check_forward(check, x, y, options);
-  detail::forward<ChunkSize>(x, y, options, [](auto&&...) { return detail::NoRecord{}; });
+  forward(x, y, options);
 }
 
 // forward(x, y, options), the same bits, that also fills `saved` for backward().
-template <class Scalar>
-void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Saved<Scalar>& saved,
-             const Options& options = {}) {
+template <class Scalar, class Storage>
+void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
+             Saved<Scalar>& saved, const Options& options = {}) {
   detail::check_forward(detail::Check("forward"), x, y, options);
   detail::Record<Scalar>::begin(saved, x, detail::choose_chunk_size(options, detail::sizes_of(x)));
-  detail::forward<Eigen::Dynamic>(x, y, options, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
+  detail::forward(x, y, options, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
     return detail::Record<Scalar>{saved, n, h, tokens};
   });
   detail::Record<Scalar>::finish(saved);
@@ -121,53 +144,70 @@ void forward(const Inputs<Scalar>& x, const Outputs<Scalar>& y, Saved<Scalar>& s
 // std::invalid_argument as forward() does, before anything is written, and if `saved` was not filled by a
 // forward pass of these shapes and options.chunk_size, if set, or if a gradient of an absent p or gate is
 // asked for.
-template <class Scalar>
-void backward(const Inputs<Scalar>& x, const Saved<Scalar>& saved, const OutputGradients<Scalar>& dy,
-              const InputGradients<Scalar>& dx, const Options& options = {}) {
-  const detail::Check check("backward");
-  detail::check_backward(check, x, dy, dx, options);
-  detail::Recorded<Scalar>::check(check, saved, x);
-  const detail::Sizes s = detail::sizes_of(x);
-  if (options.chunk_size && detail::choose_chunk_size(options, s) != saved.chunk_size())
+template <class Scalar, class Storage>
+void backward(const Inputs<Scalar, Storage>& x, const Saved<Scalar>& saved,
+              const std::type_identity_t<OutputGradients<Scalar, Storage>>& dy,
+              const std::type_identity_t<InputGradients<Scalar, Storage>>& dx, const Options& options = {}) {
+  using namespace detail;
+  const Check check("backward");
+  check_backward(check, x, dy, dx, options);
+  Recorded<Scalar>::check(check, saved, x);
+  const Sizes s = sizes_of(x);
+  if (options.chunk_size && choose_chunk_size(options, s) != saved.chunk_size())
     check.fail("options.chunk_size = ", *options.chunk_size, ", but saved was made with ",
                saved.chunk_size());
 
-  const auto run = [&](auto&& kernel) {
-    const auto put = [&](auto&& to, const auto& from) {
-      if (dx.accumulate)
-        to += from;
-      else
-        to = from;
+  // A task is a group of value heads that share a query and key, whose gradients are sums over the group.
+  const Index group = s.HK == 0 ? 0 : s.HV / s.HK;
+  const Index interval = Recorded<Scalar>::interval(saved);
+  const Index stretch = std::min(saved.chunk_size() * interval, s.longest);
+  const auto run = [&](const auto& make_kernel) {
+    const auto make = [&](Arena& arena) {
+      return std::pair(make_kernel(arena), GroupGradients<Scalar, Storage>(arena, s, stretch));
     };
-    detail::for_each_head(x, dy.dfinal_S, dy.dfinal_M, dx.dinitial_S, dx.dinitial_M, put,
-                          [&](Index n, Index h, const detail::SequenceTokens& tokens, auto& dS, auto& dM) {
-                            kernel(detail::head_of(x, tokens, h),
-                                   detail::Recorded<Scalar>{saved, n, h, tokens},
-                                   detail::gradients_of(x, dy, dx, tokens, h), dS, dM);
-                          });
+    for_each_task(options, s.N * s.HK, make, [&](auto& kernel_and_sums, Index i) {
+      auto& [kernel, sums] = kernel_and_sums;
+      const Index n = i / s.HK, first = i % s.HK * group;
+      const SequenceTokens tokens = tokens_of(x, n);
+      for (Index m = 0; m < group; ++m)
+        kernel.begin(m, {state_rows(dy.dfinal_S, n, first + m), state_rows(dy.dfinal_M, n, first + m)});
+      for (Index c = Recorded<Scalar>{saved, n, first, tokens}.checkpoints(); c-- > 0;) {
+        for (Index m = 0; m < group; ++m) {
+          const Index h = first + m;
+          const Recorded<Scalar> recorded{saved, n, h, tokens};
+          const Index begin = recorded.begin(c);
+          kernel(m, head_of(x, tokens, h), recorded, c, sums.head(x, dy, dx, tokens, h, begin));
+          sums.finish(dx, tokens, h, s.HV, begin, recorded.end(c));
+        }
+      }
+      for (Index m = 0; m < group; ++m)
+        kernel.end(m, {state_rows(dx.dinitial_S, n, first + m), state_rows(dx.dinitial_M, n, first + m)},
+                   dx.accumulate);
+    });
   };
   if (options.algorithm == Algorithm::recurrent)
-    run(detail::RecurrentBackward<Scalar>(s));
+    run([&](Arena& arena) { return RecurrentBackward<Scalar, Storage>(arena, s, stretch); });
   else
-    run(detail::ChunkBackward<Scalar>(saved.chunk_size(), detail::Recorded<Scalar>::interval(saved), s));
+    run([&](Arena& arena) { return ChunkBackward<Scalar, Storage>(arena, s, saved.chunk_size(), interval); });
 }
 
 // One token (T = 1) of B sequences: S and M, [B, HV, K, V], are updated in place and o, [B, 1, HV, V], is
 // assigned. Throws std::invalid_argument as forward() does, and if x has not exactly one token, or has an
 // initial state or cu_seqlens (the state is S and M), or if options ask for the chunk form.
-template <class Scalar>
-void step(const Inputs<Scalar>& x, std::type_identity_t<StateView<Scalar>> S,
-          std::type_identity_t<StateView<Scalar>> M, std::type_identity_t<TokenView<Scalar>> o,
+template <class Scalar, class Storage>
+void step(const Inputs<Scalar, Storage>& x, std::type_identity_t<StateView<Scalar>> S,
+          std::type_identity_t<StateView<Scalar>> M, std::type_identity_t<TokenView<Storage>> o,
           const Options& options = {}) {
-  detail::check_step(detail::Check("step"), x, S, M, o, options);
-  const detail::Sizes s = detail::sizes_of(x);
-  detail::RecurrentForward<Scalar> kernel(s.K, s.V);
-  for (Index b = 0; b < s.B; ++b) {
-    for (Index h = 0; h < s.HV; ++h) {
-      kernel(detail::head_of(x, {b, 0, 1}, h), S.matrix(b, h), M.matrix(b, h), o.rows(b, h, 0, 1),
-             detail::NoRecord{});
-    }
-  }
+  using namespace detail;
+  check_step(Check("step"), x, S, M, o, options);
+  const Sizes s = sizes_of(x);
+  const auto make = [&](Arena& arena) { return RecurrentForward<Scalar, Storage>(arena, s, s.V); };
+  for_each_task(options, s.B * s.HV, make, [&](auto& kernel, Index i) {
+    const Index b = i / s.HV, h = i % s.HV;
+    const StateRows<Scalar> S_h = state_rows(S, b, h), M_h = state_rows(M, b, h);
+    kernel(head_of(x, {b, 0, 1}, h), 0, s.V, {{S_h.data, S_h.stride}, {M_h.data, M_h.stride}},
+           o.rows(b, h, 0, 1), {S_h, M_h}, NoRecord{});
+  });
 }
 
 }  // namespace momentum_delta

@@ -115,9 +115,9 @@ class Check {
 
 // The memory of a call's arguments. Inputs are registered first; each output must then lie apart from all
 // before it.
-class Memory {
+class Aliases {
  public:
-  explicit Memory(const Check& check) : check_(check) {}
+  explicit Aliases(const Check& check) : check_(check) {}
 
   template <class Scalar, std::size_t Rank>
   void reads(const char* name, const StridedView<Scalar, Rank>& view) {
@@ -149,8 +149,8 @@ class Memory {
   std::array<Entry, 24> entries_;  // backward()'s: eleven inputs, three upstream gradients, ten gradients
 };
 
-template <class Scalar>
-void read_inputs(Memory& memory, const Inputs<Scalar>& x) {
+template <class Scalar, class Storage>
+void read_inputs(Aliases& memory, const Inputs<Scalar, Storage>& x) {
   memory.reads("q", x.q);
   memory.reads("k", x.k);
   memory.reads("v", x.v);
@@ -170,8 +170,8 @@ inline bool groups_evenly(Index HV, Index HK) {
 }
 
 // What every call asks of its inputs and options.
-template <class Scalar>
-void check_inputs(const Check& check, const Inputs<Scalar>& x, const Options& options) {
+template <class Scalar, class Storage>
+void check_inputs(const Check& check, const Inputs<Scalar, Storage>& x, const Options& options) {
   if (x.q.absent()) check.fail("q is missing; its shape is [B, T, HK, K]");
   if (x.v.absent()) check.fail("v is missing; its shape is [B, T, HV, V]");
   const Sizes s = sizes_of(x);
@@ -204,8 +204,8 @@ void check_inputs(const Check& check, const Inputs<Scalar>& x, const Options& op
   check.state("initial_M", x.initial_M, s);
 }
 
-template <class Scalar>
-void check_forward(const Check& check, const Inputs<Scalar>& x, const Outputs<Scalar>& y,
+template <class Scalar, class Storage>
+void check_forward(const Check& check, const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y,
                    const Options& options) {
   check_inputs(check, x, options);
   const Sizes s = sizes_of(x);
@@ -213,16 +213,16 @@ void check_forward(const Check& check, const Inputs<Scalar>& x, const Outputs<Sc
   check.state("final_S", y.final_S, s);
   check.state("final_M", y.final_M, s);
 
-  Memory memory(check);
+  Aliases memory(check);
   read_inputs(memory, x);
   memory.writes("o", y.o);
   memory.writes("final_S", y.final_S, "initial_S", x.initial_S);
   memory.writes("final_M", y.final_M, "initial_M", x.initial_M);
 }
 
-template <class Scalar>
-void check_step(const Check& check, const Inputs<Scalar>& x, const StateView<Scalar>& S,
-                const StateView<Scalar>& M, const TokenView<Scalar>& o, const Options& options) {
+template <class Scalar, class Storage>
+void check_step(const Check& check, const Inputs<Scalar, Storage>& x, const StateView<Scalar>& S,
+                const StateView<Scalar>& M, const TokenView<Storage>& o, const Options& options) {
   if (x.q.absent()) check.fail("q is missing; its shape is [B, 1, HK, K]");
   if (x.q.shape[1] != 1) check.fail("q has T = ", x.q.shape[1], " tokens, not 1");
   if (!x.initial_S.absent()) check.fail("initial_S must be absent: the state is S");
@@ -237,16 +237,17 @@ void check_step(const Check& check, const Inputs<Scalar>& x, const StateView<Sca
   check.view("M", M, {s.B, s.HV, s.K, s.V}, "[B, HV, K, V]");
   check.view("o", o, {s.B, s.T, s.HV, s.V}, "[B, T, HV, V] of v");
 
-  Memory memory(check);
+  Aliases memory(check);
   read_inputs(memory, x);
   memory.writes("S", S);
   memory.writes("M", M);
   memory.writes("o", o);
 }
 
-template <class Scalar>
-void check_backward(const Check& check, const Inputs<Scalar>& x, const OutputGradients<Scalar>& dy,
-                    const InputGradients<Scalar>& dx, const Options& options) {
+template <class Scalar, class Storage>
+void check_backward(const Check& check, const Inputs<Scalar, Storage>& x,
+                    const OutputGradients<Scalar, Storage>& dy, const InputGradients<Scalar, Storage>& dx,
+                    const Options& options) {
   check_inputs(check, x, options);
   const Sizes s = sizes_of(x);
   const auto like = [&](const char* name, const auto& gradient, const char* input_name, const auto& input,
@@ -269,7 +270,7 @@ void check_backward(const Check& check, const Inputs<Scalar>& x, const OutputGra
   check.state("dinitial_S", dx.dinitial_S, s);
   check.state("dinitial_M", dx.dinitial_M, s);
 
-  Memory memory(check);
+  Aliases memory(check);
   read_inputs(memory, x);
   memory.reads("do_", dy.do_);
   memory.reads("dfinal_S", dy.dfinal_S);

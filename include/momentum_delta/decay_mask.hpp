@@ -15,11 +15,14 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <numbers>
 
-#include "momentum_delta/types.hpp"
+#include "momentum_delta/detail/panel.hpp"
+#include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta {
 
@@ -42,100 +45,182 @@ Scalar decay(const Scalar& x) {
 
 namespace detail {
 
-// y = decay(x) element by element, floats through a double exp: Eigen's float exp has up to 2.5 units of
-// error in the last place with AVX-512, always the same for the same gate, and constant gates add it up from
-// chunk to chunk. Eigen's vectorised exp is not 0 at -inf (5.6e-309 in double), so that end is set here.
-// Blocks of fixed size, the last one padded, make every element take the vectorised path: the result depends
-// on x alone, not on where in a row or at what address it stands.
+// exp of floats, for |x| < 200, in double: within 0.51 units in the last place of float. (Eigen's own float exp
+// has up to 2.5 with AVX-512, always the same for the same gate, and constant gates add it up from chunk to
+// chunk.) exp(x) = 2^n exp(r), |r| <= ln 2 / 2, by the series of exp: what it omits is below r^9 / 9! < 2e-10.
+inline Eigen::Array<double, 1, 16> exp_of_floats(const Eigen::Array<float, 1, 16>& x) {
+  using Array = Eigen::Array<double, 1, 16>;
+  constexpr double to_integer = 0x1.8p52;  // added to a number, it leaves the number rounded in the low bits
+  const Array wide = x.cast<double>();
+  const Array shifted = wide * std::numbers::log2e + to_integer;
+  const Array r = wide - (shifted - to_integer) * std::numbers::ln2;
+  Array y = 1. / 40320 * r + 1. / 5040;
+  for (const double c : {1. / 720, 1. / 120, 1. / 24, 1. / 6, 1. / 2, 1., 1.}) y = y * r + c;
+  for (int i = 0; i < 16; ++i)
+    y[i] = std::bit_cast<double>(std::bit_cast<std::uint64_t>(y[i]) +
+                                 (std::bit_cast<std::uint64_t>(shifted[i]) << 52));
+  return y;
+}
+
+// decay(x) lane by lane. Eigen's vectorised exp is not 0 at -inf (5.6e-309 in double), so that end is set
+// here.
+template <class Scalar>
+Row<Scalar> decay_row(const Row<Scalar>& x) {
+  Row<Scalar> y;
+  if constexpr (std::is_same_v<Scalar, float>)
+    y = exp_of_floats(x.max(lowest_exponent<float>).min(199.f)).template cast<float>();
+  else if constexpr (std::is_same_v<Scalar, double>)
+    y = x.exp();
+  else
+    for (int i = 0; i < panel_width<Scalar>; ++i) y[i] = decay(x[i]);
+  if constexpr (std::is_floating_point_v<Scalar>)
+    return by_lane<Scalar>([&](int i) { return x[i] < lowest_exponent<Scalar> ? Scalar(0) : y[i]; });
+  else
+    return y;
+}
+// Whole rows, the last one padded: the result depends on x alone, not on where it stands.
 template <class Scalar>
 void decay_row(const Scalar* x, Scalar* y, Index n) {
-  if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
-    constexpr int block = 16;
-    for (Index from = 0; from < n; from += block) {
-      const int size = int(std::min<Index>(block, n - from));
-      Eigen::Array<double, block, 1> e = Eigen::Array<double, block, 1>::Zero();
-      for (int i = 0; i < size; ++i) e[i] = x[from + i];
-      e = e.exp().eval();
-      for (int i = 0; i < size; ++i)
-        y[from + i] = x[from + i] < lowest_exponent<Scalar> ? Scalar(0) : Scalar(e[i]);
-    }
-  } else {
-    for (Index i = 0; i < n; ++i) y[i] = decay(x[i]);
+  for (Index i = 0; i < n; i += panel_width<Scalar>) {
+    const Index width = std::min<Index>(panel_width<Scalar>, n - i);
+    store_row(decay_row<Scalar>(load_row<Scalar>(x + i, width)), y + i, width);
   }
 }
 
 }  // namespace detail
 
-// The decays of one chunk. Rows and columns 0 .. n; only entries with j <= t are ever written or read.
+// The decays of one chunk of n tokens: t = 0 .. n, where 0 is "before the chunk". Rows over the tokens
+// j = 1 .. t start at element 0 for j = 1 and are padded with 0 to a multiple of the panel width.
 template <class Scalar>
 class DecayMask {
  public:
-  // Room for chunks of up to `chunk_size` tokens; build() allocates nothing.
-  explicit DecayMask(Index chunk_size)
-      : alpha_(chunk_size + 1),
-        beta_(chunk_size + 1),
-        A_(chunk_size + 1),
-        d_(chunk_size + 1),
-        D_(chunk_size + 1, chunk_size + 1),
-        G_(chunk_size + 1, chunk_size + 1) {}
+  // Room for chunks of up to `chunk_size` tokens.
+  DecayMask(detail::Arena& arena, Index chunk_size)
+      : stride_(detail::padded<Scalar>(chunk_size)),
+        log_(arena.take<Scalar>(stride_)),
+        alpha_(arena.take<Scalar>(stride_ + 1)),
+        beta_(arena.take<Scalar>(stride_ + 1)),
+        A_(arena.take<Scalar>(stride_ + 1)),
+        m_(arena.take<Scalar>(stride_ + 1)),
+        b_(arena.take<Scalar>(stride_ + 1)),
+        D_(arena.take<Scalar>((chunk_size + 1) * stride_)),
+        G_(arena.take<Scalar>((chunk_size + 1) * stride_)) {}
 
   // log_alpha, log_mu, beta: the gates of the chunk's tokens, callable with 0 <= i < n.
   template <class LogAlpha, class LogMu, class Beta>
   void build(Index n, const LogAlpha& log_alpha, const LogMu& log_mu, const Beta& beta) {
-    A_[0] = Scalar(1);
-    D_(0, 0) = Scalar(1);
-    G_(0, 0) = Scalar(0);
-    d_[0] = Scalar(0);
-    Scalar a = Scalar(0);
+    for (Index i = 0; i < n; ++i) log_[i] = log_alpha(i);
+    detail::decay_row(log_, alpha_ + 1, n);
+    for (Index i = 1; i < n; ++i) log_[i] += log_[i - 1];
+    detail::decay_row(log_, A_ + 1, n);
+    for (Index i = 0; i < n; ++i) log_[i] = log_mu(i) + (i > 0 ? log_[i - 1] : Scalar(0));
+    detail::decay_row(log_, m_ + 1, n);
+    A_[0] = m_[0] = Scalar(1);
+    b_[0] = Scalar(0);
+    std::fill(A_ + n + 1, A_ + stride_ + 1, Scalar(0));
+    std::fill(b_ + n + 1, b_ + stride_ + 1, Scalar(0));
+
+    const Scalar never = -std::numeric_limits<detail::Real<Scalar>>::infinity();
     for (Index t = 1; t <= n; ++t) {
-      a += log_alpha(t - 1);
-      A_[t] = decay(a);
-      d_.head(t).array() += log_mu(t - 1);  // j < t
-      d_[t] = Scalar(0);
-      detail::decay_row(d_.data(), &D_(t, 0), t + 1);
-      alpha_[t] = decay(log_alpha(t - 1));
       beta_[t] = beta(t - 1);
-      G_.row(t).head(t) = alpha_[t] * G_.row(t - 1).head(t) + beta_[t] * D_.row(t).head(t);
-      G_(t, t) = beta_[t];
+      b_[t] = alpha_[t] * b_[t - 1] + beta_[t] * m_[t];
+      // log_: d_tj of the tokens so far, -inf of those to come.
+      if ((t - 1) % W == 0) {
+        detail::aligned_row(log_ + t - 1) = Row::Constant(never);
+        detail::aligned_row(G_ + (t - 1) * stride_ + t - 1) = Row::Zero();
+      }
+      const Scalar log_mu_t = log_mu(t - 1);
+      for (Index j = 0; j < t; j += W) {
+        Row d = detail::aligned_row(log_ + j) + log_mu_t;
+        if (j + W >= t) d = detail::with_lane<Scalar>(d, t - 1 - j, Scalar(0));
+        const Row D = detail::decay_row<Scalar>(d);
+        detail::aligned_row(log_ + j) = d;
+        detail::aligned_row(D_ + t * stride_ + j) = D;
+        detail::aligned_row(G_ + t * stride_ + j) =
+            alpha_[t] * detail::aligned_row(G_ + (t - 1) * stride_ + j) + beta_[t] * D;
+      }
     }
   }
 
-  Scalar A(Index t) const { return A_[t]; }                  // what is left of S_0
-  Scalar m(Index t) const { return D_(t, 0); }               // what is left of M_0
-  Scalar b(Index t) const { return G_(t, 0); }               // how much of M_0 has entered S
-  auto D(Index t) const { return D_.row(t).segment(1, t); }  // D_t1 .. D_tt
-  auto G(Index t) const { return G_.row(t).segment(1, t); }  // G_t1 .. G_tt
+  Scalar A(Index t) const { return A_[t]; }                    // what is left of S_0
+  Scalar m(Index t) const { return m_[t]; }                    // what is left of M_0
+  Scalar b(Index t) const { return b_[t]; }                    // how much of M_0 has entered S
+  const Scalar* D(Index t) const { return D_ + t * stride_; }  // D_t1 .. D_tt, 0 ..; t >= 1
+  const Scalar* G(Index t) const { return G_ + t * stride_; }  // G_t1 .. G_tt, 0 ..; t >= 1
+  // From token t on as arrays, 0 after the last.
+  const Scalar* A_from(Index t) const { return A_ + t; }
+  const Scalar* b_from(Index t) const { return b_ + t; }
+  Index stride() const { return stride_; }  // from one row to the next
 
-  // Gradients of a loss by the gates of the last build(n, ..), from those by the mask:
-  //   dA     n + 1            by A_t; entry 0 is not read (A_0 = 1)
-  //   dG     n + 1 x n + 1    by G_tj, j <= t, and by b_t in column 0; row 0 is not read (b_0 = 0)
-  //   dD     n + 1            by D_nj, and by m_n in entry 0; earlier rows of D reach nothing but G
-  // put(i, dlog_alpha, dlog_mu, dbeta) is called for each token i of the chunk, last one first.
-  // The scans above in reverse, t = n .. 1. The rows of dG and the vector dD become running adjoints, gG and
-  // gD.
+  // Gradients of a loss by the mask. Rows as above: elements past the diagonal must be 0.
+  struct Gradients {
+    Scalar *A, *b;  // n + 1: by A_t, b_t; entry 0 is not read (both are constants)
+    Scalar* G;      // n + 1 x stride: by G_tj; row 0 is not read
+    Scalar* D;      // stride: by D_nj; earlier rows of D reach nothing but G
+    Scalar m;       // by m_n
+
+    Gradients(detail::Arena& arena, Index chunk_size)
+        : A(arena.take<Scalar>(chunk_size + 1)),
+          b(arena.take<Scalar>(chunk_size + 1)),
+          G(arena.take<Scalar>((chunk_size + 1) * detail::padded<Scalar>(chunk_size))),
+          D(arena.take<Scalar>(detail::padded<Scalar>(chunk_size))) {}
+  };
+
+  // Gradients by the gates of the last build(n, ..) from those by the mask, which become running adjoints:
+  // the scans above in reverse, t = n .. 1. put(i, dlog_alpha, dlog_mu, dbeta) is called for each token i of
+  // the chunk, last one first.
   template <class Put>
-  void backward(Index n, const detail::RowVector<Scalar>& dA, detail::Matrix<Scalar>& dG,
-                detail::RowVector<Scalar>& dD, const Put& put) const {
+  void backward(Index n, Gradients& g, const Put& put) const {
+    using detail::aligned_row;
     Scalar gA = Scalar(0);
-    auto& gD = dD;
     for (Index t = n; t >= 1; --t) {
-      auto gG = dG.row(t);
-      const Scalar mu_t = D_(t, t - 1);
-      gA += dA[t];
-      const Scalar dbeta = (gG.head(t + 1).array() * D_.row(t).head(t + 1).array()).sum();
-      gD.head(t + 1) += beta_[t] * gG.head(t + 1);
-      const Scalar dalpha = (gG.head(t).array() * G_.row(t - 1).head(t).array()).sum() + gA * A_[t - 1];
-      const Scalar dmu = (gD.head(t).array() * D_.row(t - 1).head(t).array()).sum();
-      put(t - 1, alpha_[t] * dalpha, mu_t * dmu, dbeta);
-      if (t > 1) dG.row(t - 1).head(t) += alpha_[t] * gG.head(t);
-      gA *= alpha_[t];
-      gD.head(t) *= mu_t;
+      Scalar* const gG = g.G + t * stride_;
+      Scalar* const gG_before = gG - stride_;
+      const Scalar alpha = alpha_[t];
+      const Scalar mu = t > 1 ? D(t)[t - 2] : m_[1];
+      gA += g.A[t];
+      g.m += beta_[t] * g.b[t];
+
+      Row dbeta = Row::Zero(), dalpha = Row::Zero(), dmu = Row::Zero();
+      for (Index j = 0; j < t; j += W) {
+        Row gG_j = aligned_row(gG + j);
+        Row gD_j = aligned_row(g.D + j) + beta_[t] * gG_j;
+        dbeta += gG_j * aligned_row(D(t) + j);
+        if (j + W < t) {
+          dalpha += gG_j * aligned_row(G(t - 1) + j);
+          dmu += gD_j * aligned_row(D(t - 1) + j);
+          aligned_row(gG_before + j) += alpha * gG_j;
+          aligned_row(g.D + j) = mu * gD_j;
+        } else {  // token t, which entered here, has nothing before it
+          const Index own = t - 1 - j;
+          const Row earlier_G = detail::first_lanes<Scalar>(gG_j, own);
+          const Row earlier_D = detail::first_lanes<Scalar>(gD_j, own);
+          if (own > 0) {
+            dalpha += earlier_G * aligned_row(G(t - 1) + j);
+            dmu += earlier_D * aligned_row(D(t - 1) + j);
+            aligned_row(gG_before + j) += alpha * earlier_G;
+          }
+          aligned_row(g.D + j) = detail::with_lane<Scalar>(mu * gD_j, own, gD_j[int(own)]);
+        }
+      }
+      put(t - 1, alpha * (detail::lane_sum<Scalar>(dalpha) + g.b[t] * b_[t - 1] + gA * A_[t - 1]),
+          mu * (detail::lane_sum<Scalar>(dmu) + g.m * m_[t - 1]),
+          detail::lane_sum<Scalar>(dbeta) + g.b[t] * m_[t]);
+
+      g.b[t - 1] += alpha * g.b[t];
+      gA *= alpha;
+      g.m *= mu;
     }
   }
 
  private:
-  detail::RowVector<Scalar> alpha_, beta_, A_, d_;  // n + 1
-  detail::Matrix<Scalar> D_, G_;                    // n + 1 x n + 1
+  static constexpr int W = detail::panel_width<Scalar>;
+  using Row = detail::Row<Scalar>;
+
+  Index stride_;
+  Scalar* log_;                           // chunk_size
+  Scalar *alpha_, *beta_, *A_, *m_, *b_;  // chunk_size + 1
+  Scalar *D_, *G_;                        // chunk_size + 1 x stride
 };
 
 }  // namespace momentum_delta

@@ -70,7 +70,7 @@ void l2_normalize(std::type_identity_t<TokenView<const Scalar>> x, const TokenVi
   check.memory("x", x);
   check.view("y", y, x.shape, "[B, T, H, D] of x");
   detail::check_epsilon<Scalar>(check, epsilon);
-  detail::Memory memory(check);
+  detail::Aliases memory(check);
   memory.reads("x", x);
   memory.writes("y", y, "x", x);
 
@@ -99,7 +99,7 @@ void l2_normalize_backward(std::type_identity_t<TokenView<const Scalar>> x,
   check.view("dy", dy, x.shape, "[B, T, H, D] of x");
   check.view("dx", dx, x.shape, "[B, T, H, D] of x");
   detail::check_epsilon<Scalar>(check, epsilon);
-  detail::Memory memory(check);
+  detail::Aliases memory(check);
   memory.reads("x", x);
   memory.reads("dy", dy);
   if (accumulate)
@@ -134,7 +134,7 @@ void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
   const detail::Check check("decay_keys");
   const Index HV = detail::check_decay_keys<Scalar>(check, k, log_alpha);
   check.view("p", p, {k.shape[0], k.shape[1], HV, k.shape[3]}, "[B, T, HV, K] of k and log_alpha");
-  detail::Memory memory(check);
+  detail::Aliases memory(check);
   memory.reads("k", k);
   memory.reads("log_alpha", log_alpha);
   memory.writes("p", p);
@@ -159,7 +159,7 @@ void decay_keys_backward(std::type_identity_t<TokenView<const Scalar>> k,
   check.view("dp", dp, {k.shape[0], k.shape[1], HV, k.shape[3]}, "[B, T, HV, K] of k and log_alpha");
   check.view("dk", dk, k.shape, "[B, T, HK, K] of k");
   check.view("dlog_alpha", dlog_alpha, log_alpha.shape, "[B, T, HV] of log_alpha");
-  detail::Memory memory(check);
+  detail::Aliases memory(check);
   memory.reads("k", k);
   memory.reads("log_alpha", log_alpha);
   memory.reads("dp", dp);

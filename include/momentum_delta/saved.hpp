@@ -6,6 +6,8 @@
 
 #include "momentum_delta/check.hpp"
 #include "momentum_delta/detail/head.hpp"
+#include "momentum_delta/detail/panel.hpp"
+#include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta {
 
@@ -47,12 +49,17 @@ class Saved {
   // The tokens from one checkpoint to the next.
   Index stride() const { return chunk_size_ * interval_; }
 
-  // Where the state before token c * stride() of sequence n, head h lies: 2 K x V, S above M.
+  // Where the state before token c * stride() of sequence n, head h lies: for each panel of columns, as the
+  // forward kernels hold them, its K rows of S, then of M. The panel from `column` on is 2 K column elements
+  // further.
   Index position(Index n, Index h, Index c) const {
     const Index count = first_[std::size_t(n) + 1] - first_[std::size_t(n)];
     const Index index = first_[std::size_t(n)] * sizes_.HV + h * count + c;
     return index * 2 * sizes_.K * sizes_.V;
   }
+
+  Scalar* states() const { return reinterpret_cast<Scalar*>(states_.get()); }
+  Scalar* u() const { return reinterpret_cast<Scalar*>(u_.get()); }
 
   Index wanted_interval_;
   bool keep_u_;
@@ -61,8 +68,8 @@ class Saved {
   detail::Sizes sizes_{};
   std::vector<Index> offsets_;  // cu_seqlens
   std::vector<Index> first_;    // checkpoints of the sequences before n, for one head; N + 1
-  std::vector<Scalar> states_;  // for each sequence, head and checkpoint: S, then M
-  std::vector<Scalar> u_;       // [B, T, HV, V], or empty
+  detail::Memory states_;       // for each sequence, head and checkpoint: S and M
+  detail::Memory u_;            // [B, T, HV, V], or empty
 };
 
 namespace detail {
@@ -70,8 +77,8 @@ namespace detail {
 // How a forward kernel keeps nothing.
 struct NoRecord {
   static constexpr bool wants_state(Index) { return false; }
-  template <class Columns>
-  void state(Index, Index, const Columns&, const Columns&) const {}
+  template <class SRow, class MRow>
+  void state(Index, Index, Index, const SRow&, const MRow&) const {}
   template <class Columns>
   void u(Index, Index, const Columns&) const {}
 };
@@ -84,7 +91,8 @@ struct Record {
   SequenceTokens tokens;
 
   // Makes room for a forward pass over x in chunks of chunk_size; what was held before is lost.
-  static void begin(Saved<Scalar>& saved, const Inputs<Scalar>& x, Index chunk_size) {
+  template <class Storage>
+  static void begin(Saved<Scalar>& saved, const Inputs<Scalar, Storage>& x, Index chunk_size) {
     const Sizes s = sizes_of(x);
     const Index longest_chunks = s.longest / chunk_size + (s.longest % chunk_size != 0);
     saved.filled_ = false;
@@ -97,29 +105,28 @@ struct Record {
       const Index count = tokens_of(x, sequence).count, stride = saved.stride();
       saved.first_.push_back(saved.first_.back() + count / stride + (count % stride != 0));
     }
-    saved.states_.resize(std::size_t(saved.first_.back() * s.HV * 2 * s.K * s.V));
-    saved.u_.resize(saved.keep_u_ ? std::size_t(s.B * s.T * s.HV * s.V) : 0);
+    saved.states_.reserve(std::size_t(saved.first_.back() * s.HV * 2 * s.K * s.V) * sizeof(Scalar));
+    if (saved.keep_u_) saved.u_.reserve(std::size_t(s.B * s.T * s.HV * s.V) * sizeof(Scalar));
   }
   static void finish(Saved<Scalar>& saved) { saved.filled_ = true; }
 
   // Is the state before token t kept?
   bool wants_state(Index t) const { return t % saved.stride() == 0; }
-  // The columns of that state from `column` on.
-  template <class Columns>
-  void state(Index t, Index column, const Columns& S, const Columns& M) const {
-    const Sizes& s = saved.sizes_;
-    RowsMap<Scalar> both(saved.states_.data() + saved.position(n, h, t / saved.stride()), 2 * s.K, s.V,
-                         Eigen::OuterStride<>(s.V));
-    both.topRows(s.K).middleCols(column, S.cols()) = S;
-    both.bottomRows(s.K).middleCols(column, M.cols()) = M;
+  // One panel of it, `width` columns from `column` on; S(i), M(i): row i.
+  template <class SRow, class MRow>
+  void state(Index t, Index column, Index width, const SRow& S, const MRow& M) const {
+    const Index K = saved.sizes_.K;
+    Scalar* to = saved.states() + saved.position(n, h, t / saved.stride()) + 2 * K * column;
+    for (Index i = 0; i < K; ++i, to += width) store_row<Scalar, Scalar>(S(i), to, width);
+    for (Index i = 0; i < K; ++i, to += width) store_row<Scalar, Scalar>(M(i), to, width);
   }
-  // The columns from `column` on of u, for the tokens from t on.
+  // The columns from `column` on of u_t.
   template <class Columns>
   void u(Index t, Index column, const Columns& u_t) const {
     if (!saved.keep_u_) return;
     const Sizes& s = saved.sizes_;
-    const TokenView<Scalar> all(saved.u_.data(), {s.B, s.T, s.HV, s.V});
-    all.rows(tokens.b, h, tokens.begin + t, u_t.rows()).middleCols(column, u_t.cols()) = u_t;
+    Scalar* const to = saved.u() + ((tokens.b * s.T + tokens.begin + t) * s.HV + h) * s.V + column;
+    Eigen::Map<Eigen::Array<Scalar, 1, Eigen::Dynamic>>(to, u_t.size()) = u_t;
   }
 };
 
@@ -132,7 +139,8 @@ struct Recorded {
 
   // Throws std::invalid_argument unless it was filled by a forward pass over inputs of x's shapes and
   // offsets.
-  static void check(const Check& check, const Saved<Scalar>& saved, const Inputs<Scalar>& x) {
+  template <class Storage>
+  static void check(const Check& check, const Saved<Scalar>& saved, const Inputs<Scalar, Storage>& x) {
     if (saved.empty()) check.fail("saved holds no forward pass");
     const Sizes was = saved.sizes_, is = sizes_of(x);
     const auto same = [&](const char* name, Index a, Index b) {
@@ -155,20 +163,25 @@ struct Recorded {
   Index begin(Index checkpoint) const { return checkpoint * saved.stride(); }
   Index end(Index checkpoint) const { return std::min(tokens.count, (checkpoint + 1) * saved.stride()); }
 
-  // The state before token begin(checkpoint).
-  void state(Index checkpoint, Matrix<Scalar>& S, Matrix<Scalar>& M) const {
+  // The state before token begin(checkpoint): visit(column, width, S, M) for each panel of it, S and M of K
+  // rows of `width`.
+  template <class Visit>
+  void state(Index checkpoint, const Visit& visit) const {
+    constexpr Index W = panel_width<Scalar>;
     const Sizes& s = saved.sizes_;
-    const RowsMap<const Scalar> both(saved.states_.data() + saved.position(n, h, checkpoint), 2 * s.K, s.V,
-                                     Eigen::OuterStride<>(s.V));
-    S = both.topRows(s.K);
-    M = both.bottomRows(s.K);
+    const Scalar* from = saved.states() + saved.position(n, h, checkpoint);
+    for (Index column = 0; column < s.V; column += W) {
+      const Index width = std::min(W, s.V - column);
+      visit(column, width, from, from + s.K * width);
+      from += 2 * s.K * width;
+    }
   }
   bool has_u() const { return saved.keep_u_; }
-  RowsMap<const Scalar> u(Index t, Index count) const {
+  const Scalar* u(Index t) const {
     const Sizes& s = saved.sizes_;
-    const TokenView<const Scalar> all(saved.u_.data(), {s.B, s.T, s.HV, s.V});
-    return all.rows(tokens.b, h, tokens.begin + t, count);
+    return saved.u() + ((tokens.b * s.T + tokens.begin + t) * s.HV + h) * s.V;
   }
+  Index u_stride() const { return saved.sizes_.HV * saved.sizes_.V; }
 };
 
 }  // namespace detail

@@ -9,17 +9,26 @@
 
 namespace momentum_delta {
 
+class Executor;   // executor.hpp
+class Workspace;  // workspace.hpp
+
 // B sequences of T tokens. q and k have HK heads, v and the gates have HV, p has either; value head h reads
 // query, key and (if it has HK heads) p head h / (HV / HK), so HV is a positive multiple of HK.
-template <class Scalar>
+//
+// Storage is the type of q, k, v, p, o and their gradients in memory: Scalar, or Eigen::bfloat16 or Eigen::half
+// with a Scalar of float. Everything is computed in Scalar; what is stored is rounded once, to nearest even.
+template <class Scalar, class Storage = Scalar>
 struct Inputs {
   static_assert(detail::is_compute_scalar<Scalar>,
                 "momentum_delta: Scalar must be float, double, long double, or std::complex of one of them");
+  static_assert(
+      detail::is_storage_of<Storage, Scalar>,
+      "momentum_delta: Storage must be Scalar, or Eigen::bfloat16 or Eigen::half with Scalar = float");
 
-  TokenView<const Scalar> q{};  // [B, T, HK, K]
-  TokenView<const Scalar> k{};  // [B, T, HK, K]
-  TokenView<const Scalar> v{};  // [B, T, HV, V]
-  TokenView<const Scalar> p{};  // [B, T, HK or HV, K]; the vector that reads S, exactly as used; absent: k
+  TokenView<const Storage> q{};  // [B, T, HK, K]
+  TokenView<const Storage> k{};  // [B, T, HK, K]
+  TokenView<const Storage> v{};  // [B, T, HV, V]
+  TokenView<const Storage> p{};  // [B, T, HK or HV, K]; the vector that reads S, exactly as used; absent: k
 
   GateView<const Scalar> log_alpha{};  // [B, T, HV] in [-inf, 0]; absent: 0, no decay of S
   GateView<const Scalar> log_mu{};     // [B, T, HV] in [-inf, 0]; absent: -inf, no momentum
@@ -39,17 +48,17 @@ struct Inputs {
 // Every element is assigned. No output may share memory with an input or with another output, except that
 // final_S may be exactly the view initial_S, and final_M exactly initial_M: the state is then updated in
 // place.
-template <class Scalar>
+template <class Scalar, class Storage = Scalar>
 struct Outputs {
-  TokenView<Scalar> o{};        // [B, T, HV, V]
+  TokenView<Storage> o{};       // [B, T, HV, V]
   StateView<Scalar> final_S{};  // [N, HV, K, V]; absent: not wanted
   StateView<Scalar> final_M{};  // [N, HV, K, V]; absent: not wanted
 };
 
 // Upstream gradients, of a loss by forward()'s outputs. Absent: 0.
-template <class Scalar>
+template <class Scalar, class Storage = Scalar>
 struct OutputGradients {
-  TokenView<const Scalar> do_{};       // [B, T, HV, V]; "do" is a keyword
+  TokenView<const Storage> do_{};      // [B, T, HV, V]; "do" is a keyword
   StateView<const Scalar> dfinal_S{};  // [N, HV, K, V]
   StateView<const Scalar> dfinal_M{};  // [N, HV, K, V]
 };
@@ -61,12 +70,12 @@ struct OutputGradients {
 // Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything else,
 // except that without `accumulate` dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly
 // dfinal_M.
-template <class Scalar>
+template <class Scalar, class Storage = Scalar>
 struct InputGradients {
-  TokenView<Scalar> dq{};          // [B, T, HK, K]
-  TokenView<Scalar> dk{};          // [B, T, HK, K]
-  TokenView<Scalar> dv{};          // [B, T, HV, V]
-  TokenView<Scalar> dp{};          // [B, T, HK or HV, K]
+  TokenView<Storage> dq{};         // [B, T, HK, K]
+  TokenView<Storage> dk{};         // [B, T, HK, K]
+  TokenView<Storage> dv{};         // [B, T, HV, V]
+  TokenView<Storage> dp{};         // [B, T, HK or HV, K]
   GateView<Scalar> dlog_alpha{};   // [B, T, HV]; exactly 0 where log_alpha is -inf
   GateView<Scalar> dlog_mu{};      // [B, T, HV]; exactly 0 where log_mu is -inf
   GateView<Scalar> dbeta{};        // [B, T, HV]
@@ -87,6 +96,9 @@ struct Options {
   Algorithm algorithm = Algorithm::automatic;
   std::optional<Index> chunk_size{};      // >= 1; absent: see choose_chunk_size in batch.hpp
   bool allow_positive_log_gates = false;  // log_alpha and log_mu in [-inf, inf): the state may grow
+  Executor* executor =
+      nullptr;  // who runs the heads; null: the calling thread. The results are the same bits
+  Workspace* workspace = nullptr;  // memory to use and keep; null: allocated for the call
 };
 
 namespace detail {
@@ -97,8 +109,8 @@ struct Sizes {
   Index longest;  // tokens of the longest sequence
 };
 
-template <class Scalar>
-Sizes sizes_of(const Inputs<Scalar>& x) {
+template <class Scalar, class Storage>
+Sizes sizes_of(const Inputs<Scalar, Storage>& x) {
   const Index B = x.q.shape[0];
   Index longest = x.cu_seqlens.empty() ? x.q.shape[1] : 0;
   for (std::size_t n = 1; n < x.cu_seqlens.size(); ++n)
@@ -118,8 +130,8 @@ struct SequenceTokens {
   Index b, begin, count;
 };
 
-template <class Scalar>
-SequenceTokens tokens_of(const Inputs<Scalar>& x, Index n) {
+template <class Scalar, class Storage>
+SequenceTokens tokens_of(const Inputs<Scalar, Storage>& x, Index n) {
   if (x.cu_seqlens.empty()) return {n, 0, x.q.shape[1]};
   const Index begin = x.cu_seqlens[std::size_t(n)];
   return {0, begin, x.cu_seqlens[std::size_t(n) + 1] - begin};

@@ -27,6 +27,12 @@ using Real = typename Eigen::NumTraits<Scalar>::Real;
 template <class Scalar>
 inline constexpr bool is_compute_scalar = std::is_floating_point_v<Real<Scalar>>;
 
+template <class Storage, class Scalar>
+inline constexpr bool is_storage_of = std::is_same_v<Storage, Scalar> ||
+                                      (std::is_same_v<Scalar, float> &&
+                                       (std::is_same_v<Storage, Eigen::bfloat16> ||
+                                        std::is_same_v<Storage, Eigen::half>));
+
 template <class Scalar>
 using Matrix = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class Scalar>

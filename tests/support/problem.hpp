@@ -103,16 +103,12 @@ Results<Scalar> definition(const Problem<Scalar>& x) {
   namespace detail = momentum_delta::detail;
   Results<Scalar> y{examples::unwritten<Scalar>(x.v.shape), examples::unwritten<Scalar>(x.state_shape()),
                     examples::unwritten<Scalar>(x.state_shape())};
-  const momentum_delta::Inputs<Scalar> in = x.inputs();
-  const momentum_delta::Outputs<Scalar> out = y.outputs();
-  detail::RecurrentForward<Scalar> kernel(x.k.shape[3], x.v.shape[3]);
-  const auto assign = [](auto&& to, const auto& from) { to = from; };
-  detail::for_each_head(in, in.initial_S, in.initial_M, out.final_S, out.final_M, assign,
-                        [&](Index n, Index h, const detail::SequenceTokens& tokens, auto& S, auto& M) {
-                          static_cast<void>(n);
-                          kernel(detail::head_of(in, tokens, h), S, M,
-                                 out.o.rows(tokens.b, h, tokens.begin, tokens.count), detail::NoRecord{});
-                        });
+  detail::forward_with(
+      x.inputs(), y.outputs(), {},
+      [](detail::Arena& arena, const detail::Sizes& sizes, Index columns) {
+        return detail::RecurrentForward<Scalar>(arena, sizes, columns);
+      },
+      [](auto&&...) { return detail::NoRecord{}; });
   return y;
 }
 

@@ -18,12 +18,14 @@
 //   db_t  = -do_t . (q_t M_0) + dR_{t+1} . (p_{t+1} M_0);                 b_n also -<dS_n, M_0>
 //   dD_nj = -kM_j . u_j;  dm_n = <dM_n, M_0>
 //
-// (do_t . (q_t S_0) is q_t . (do_t S_0^T), which dq has computed.)
+// (do_t . (q_t S_0) is q_t . (do_t S_0^T), which dq has computed; kS_j . u_j is kt_j . (u_j dS_n^T).)
 // Last, dq *= scale, dk = eta dkt, deta = k . dkt.
+//
+// Products with S_0^T, M_0^T, dS_n^T and dM_n^T are computed transposed, (do S_0^T)^T = S_0 do^T: the small
+// matrix is transposed, not the state.
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "momentum_delta/chunk/forward.hpp"
 #include "momentum_delta/detail/head_gradients.hpp"
@@ -31,178 +33,409 @@
 
 namespace momentum_delta::detail {
 
-template <class Scalar>
+template <class Scalar, class Storage>
 class ChunkBackward {
  public:
-  // For chunks of chunk_size with `interval` of them between two checkpoints.
-  ChunkBackward(Index chunk_size, Index interval, const Sizes& s)
-      : c_(chunk_size, s.K, s.V),
-        states_(std::size_t(2 * interval), Matrix<Scalar>(s.K, s.V)),
-        do_(chunk_size, s.V),
-        dR_(chunk_size, s.V),
-        kS_(chunk_size, s.V),
-        kM_(chunk_size, s.V),
-        row_V_(chunk_size, s.V),
-        doS_(chunk_size, s.K),
-        doM_(chunk_size, s.K),
-        dRS_(chunk_size, s.K),
-        dRM_(chunk_size, s.K),
-        dq_(chunk_size, s.K),
-        dp_(chunk_size, s.K),
-        dkt_(chunk_size, s.K),
-        udS_(chunk_size, s.K),
-        udM_(chunk_size, s.K),
-        dou_(chunk_size, chunk_size),
-        dRu_(chunk_size, chunk_size),
-        X_(chunk_size, chunk_size),
-        Y_(chunk_size, chunk_size),
-        dA_(chunk_size + 1),
-        dD_(chunk_size + 1),
-        dG_(chunk_size + 1, chunk_size + 1) {}
+  // For the value heads of a group, in chunks of chunk_size with `interval` of them between two checkpoints.
+  ChunkBackward(Arena& arena, const Sizes& s, Index chunk_size, Index interval)
+      : K(s.K),
+        V(s.V),
+        panels((s.V + W - 1) / W),
+        c(arena, chunk_size, s.K),
+        Kp(c.Kp),
+        C(c.C),
+        states_(arena.take<Scalar>(interval * 2 * panels * Kp * W)),
+        gradients_(arena.take<Scalar>(s.HV / std::max<Index>(s.HK, 1) * 2 * panels * Kp * W)),
+        u(arena.take<Scalar>(panels * C * W)),
+        do_(arena.take<Scalar>(panels * C * W)),
+        dR(arena.take<Scalar>(panels * C * W)),
+        uT(arena.take<Scalar>(panels * W * C)),
+        doT(arena.take<Scalar>(panels * W * C)),
+        dRT(arena.take<Scalar>(panels * W * C)),
+        X(arena.take<Scalar>(C * C)),
+        Y(arena.take<Scalar>(C * C)),
+        dqT(arena.take<Scalar>(Kp * C)),
+        dpT(arena.take<Scalar>(Kp * C)),
+        dktT(arena.take<Scalar>(Kp * C)),
+        dq(arena.take<Scalar>(C * Kp)),
+        dp(arena.take<Scalar>(C * Kp)),
+        dkt(arena.take<Scalar>(C * Kp)),
+        by_token(arena.take<Scalar>(6 * C)),
+        dmask(arena, chunk_size) {}
 
-  // dS, dM: in, gradients by the state after the last token; out, by the state before the first.
-  void operator()(const Head<Scalar>& x, const Recorded<Scalar>& saved, const HeadGradients<Scalar>& g,
-                  MatrixRef<Scalar> dS, MatrixRef<Scalar> dM) {
-    const Index C = saved.chunk_size();
-    for (Index c = saved.checkpoints(); c-- > 0;) {
-      const Index begin = saved.begin(c), end = saved.end(c);
-      const Index last = (end - begin - 1) / C;  // chunk of the interval
-      saved.state(c, S_before(0), M_before(0));
-      for (Index i = 0; i < last; ++i) {
-        rebuild(x, saved, begin + i * C, C, i);
-        S_before(i + 1) = S_before(i);
-        M_before(i + 1) = M_before(i);
-        c_.carry(C, S_before(i + 1), M_before(i + 1));
-      }
-      for (Index i = last; i >= 0; --i) {
-        const Index t0 = begin + i * C, n = std::min(C, end - t0);
-        rebuild(x, saved, t0, n, i);
-        c_.form_Q(n);
-        chunk(x, t0, n, S_before(i), M_before(i), g, dS, dM);
-      }
+  // Head `member` of the group, from the gradients by the state after its last token ..
+  void begin(Index member, const StatePair<const Scalar>& dlast) {
+    const State g = pair(gradients_, member);
+    dlast.S.read(0, V, K, g.S(0), Kp * W, 2 * Kp * W);
+    dlast.M.read(0, V, K, g.M(0), Kp * W, 2 * Kp * W);
+  }
+  // .. over the tokens from checkpoint number `checkpoint` to the next, for each in reverse ..
+  void operator()(Index member, const Head<Scalar, Storage>& x, const Recorded<Scalar>& saved,
+                  Index checkpoint, const HeadGradients<Scalar, Storage>& g) {
+    const Index size = saved.chunk_size(), begin = saved.begin(checkpoint), end = saved.end(checkpoint);
+    const Index last = (end - begin - 1) / size;  // chunk of the interval
+    const ConstState first = first_state(saved, checkpoint);
+    const auto state_before = [&](Index i) {
+      const State own = state(i);
+      return i == 0 ? first : ConstState{own.data, own.size};
+    };
+    for (Index i = 0; i < last; ++i) {
+      rebuild(x, saved, begin + i * size, size, state_before(i));
+      c.form_k_rows(size);
+      const State next = state(i + 1);
+      std::copy_n(state_before(i).data, 2 * panels * Kp * W, next.data);
+      for (Index panel = 0; panel < panels; ++panel)
+        c.carry(size, u + panel * C * W, next.S(panel), next.M(panel));
     }
+    for (Index i = last; i >= 0; --i) {
+      const Index t0 = begin + i * size, n = std::min(size, end - t0);
+      rebuild(x, saved, t0, n, state_before(i));
+      chunk(x, t0, n, state_before(i), pair(gradients_, member), g);
+    }
+  }
+  // .. to those by the state before its first.
+  void end(Index member, const StatePair<Scalar>& dfirst, bool add) {
+    const State g = pair(gradients_, member);
+    dfirst.S.write(0, V, K, g.S(0), 2 * Kp * W, Scalar(1), add);
+    dfirst.M.write(0, V, K, g.M(0), 2 * Kp * W, Scalar(1), add);
   }
 
  private:
-  Matrix<Scalar>& S_before(Index chunk) { return states_[std::size_t(2 * chunk)]; }
-  Matrix<Scalar>& M_before(Index chunk) { return states_[std::size_t(2 * chunk + 1)]; }
+  static constexpr int W = panel_width<Scalar>;
+  static constexpr int R = tile_rows;
+  using Lanes = Row<Scalar>;
 
-  // What the forward pass had of the tokens [t0, t0 + n), chunk i of its interval, up to u.
-  void rebuild(const Head<Scalar>& x, const Recorded<Scalar>& saved, Index t0, Index n, Index i) {
-    c_.load(x, t0, n);
-    c_.form_N(n);
-    if (saved.has_u())
-      c_.u.topRows(n) = saved.u(t0, n);
-    else
-      c_.solve_u(x, t0, n, S_before(i), M_before(i));
+  // For each W columns of V a Kp x W panel of S, then one of M. (As Saved has them, if no column or channel is
+  // padded.)
+  template <class T>
+  struct Panels {
+    T* data;
+    Index size;
+    T* S(Index panel) const { return data + 2 * panel * size; }
+    T* M(Index panel) const { return data + (2 * panel + 1) * size; }
+  };
+  using State = Panels<Scalar>;
+  using ConstState = Panels<const Scalar>;
+  State pair(Scalar* states, Index i) const { return {states + i * 2 * panels * Kp * W, Kp * W}; }
+  State state(Index chunk) const { return pair(states_, chunk); }
+
+  // The state at a checkpoint, where it is or in state(0).
+  ConstState first_state(const Recorded<Scalar>& saved, Index checkpoint) const {
+    const State own = state(0);
+    const Scalar* in_place = nullptr;
+    saved.state(checkpoint, [&](Index column, Index width, const Scalar* S, const Scalar* M) {
+      if (column == 0) in_place = S;
+      if (K == Kp && V % W == 0) return;
+      load_rows(Rows{S, width}, 0, K, 0, width, Kp, own.S(column / W));
+      load_rows(Rows{M, width}, 0, K, 0, width, Kp, own.M(column / W));
+    });
+    return {K == Kp && V % W == 0 ? in_place : own.data, Kp * W};
   }
 
-  // Tokens [t0, t0 + n), rebuilt in c_; S, M: the state before them.
-  void chunk(const Head<Scalar>& x, Index t0, Index n, const Matrix<Scalar>& S, const Matrix<Scalar>& M,
-             const HeadGradients<Scalar>& g, MatrixRef<Scalar> dS, MatrixRef<Scalar> dM) {
-    const DecayMask<Scalar>& mask = c_.mask;
-    const auto q = c_.q.topRows(n), p = c_.p.topRows(n), kt = c_.kt.topRows(n), u = c_.u.topRows(n);
-    const auto pk = c_.pk.topLeftCorner(n, n), qk = c_.qk.topLeftCorner(n, n);
-    const auto N = c_.N.topLeftCorner(n, n), Q = c_.Q.topLeftCorner(n, n);
-    auto do_n = do_.topRows(n), dR = dR_.topRows(n), kS = kS_.topRows(n), kM = kM_.topRows(n);
-    auto doS = doS_.topRows(n), doM = doM_.topRows(n), dRS = dRS_.topRows(n), dRM = dRM_.topRows(n);
-    auto dq = dq_.topRows(n), dp = dp_.topRows(n), dkt = dkt_.topRows(n);
-    auto udS = udS_.topRows(n), udM = udM_.topRows(n), row_V = row_V_.topRows(n);
-    auto dou = dou_.topLeftCorner(n, n), dRu = dRu_.topLeftCorner(n, n);
-    auto X = X_.topLeftCorner(n, n), Y = Y_.topLeftCorner(n, n);
-
-    // du = Q^T do + G_n .* kS - D_n .* kM, and dR = (I + N)^{-T} du in its place
-    g.read_do(t0, do_n);     // n x V
-    kS.noalias() = kt * dS;  // n x V
-    kM.noalias() = kt * dM;  // n x V
-    for (Index j = 0; j < n; ++j) dR.row(j) = mask.G(n)[j] * kS.row(j) - mask.D(n)[j] * kM.row(j);
-    add_lower_transposed_product(Q, do_n, dR);  // n x V
-    solve_unit_lower_transposed(N, dR);         // n x V
-    g.dv.put(t0, dR);
-
-    // Gradients by the products: of p_t . kt_j, j < t, and of q_t . kt_j, j <= t
-    dou.noalias() = do_n * u.transpose();  // n x n
-    dRu.noalias() = dR * u.transpose();    // n x n
-    for (Index i = 0; i < n; ++i) {
-      X.row(i).head(i) = -dRu.row(i).head(i).cwiseProduct(mask.G(i));
-      Y.row(i).head(i + 1) = dou.row(i).head(i + 1).cwiseProduct(mask.G(i + 1));
+  // What the forward pass had of the tokens [t0, t0 + n), up to u.
+  void rebuild(const Head<Scalar, Storage>& x, const Recorded<Scalar>& saved, Index t0, Index n,
+               const ConstState& s) {
+    c.load(x, t0, n);
+    if (!saved.has_u()) c.form_p_tiles(n);
+    for (Index panel = 0; panel < panels; ++panel) {
+      const Index column = panel * W, width = std::min<Index>(W, V - column);
+      Scalar* const u_p = u + panel * C * W;
+      if (saved.has_u()) {
+        load_rows(Rows{saved.u(0), saved.u_stride()}, t0, n, column, width, c.padded(n), u_p);
+      } else {
+        load_rows(x.v, t0, n, column, width, c.padded(n), u_p);
+        c.solve_u(n, s.S(panel), s.M(panel), u_p);
+      }
     }
-    const auto X_strict = X.bottomLeftCorner(n - 1, n - 1);  // a lower triangle: rows 1 .., columns .. n - 2
+  }
 
-    // dq = A_t (do S_0^T) - b_t (do M_0^T) + Y kt
-    doS.noalias() = do_n * S.transpose();  // n x K
-    doM.noalias() = do_n * M.transpose();  // n x K
-    for (Index i = 0; i < n; ++i) dq.row(i) = mask.A(i + 1) * doS.row(i) - mask.b(i + 1) * doM.row(i);
-    add_lower_product(Y, kt, dq);  // n x K
-    dq *= x.scale;
-    g.dq.put(t0, dq);
+  // Tokens [t0, t0 + n), rebuilt in c and u; s: the state before them; gs: gradients by the state after them,
+  // then by the state before.
+  void chunk(const Head<Scalar, Storage>& x, Index t0, Index n, const ConstState& s, const State& gs,
+             const HeadGradients<Scalar, Storage>& g) {
+    const Index rows = c.padded(n);
+    c.form_k_tiles(n);
+    c.form_q_rows(n);
+    c.form_p_rows(n);
 
-    // dp = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T) + X kt
-    dRS.noalias() = dR * S.transpose();  // n x K
-    dRM.noalias() = dR * M.transpose();  // n x K
-    for (Index i = 0; i < n; ++i) dp.row(i) = mask.b(i) * dRM.row(i) - mask.A(i) * dRS.row(i);
-    add_lower_product(X_strict, kt, dp.bottomRows(n - 1));  // n x K
+    // By A_n, b_n, m_n; and du = Q^T do + G_n .* kS - D_n .* kM, dR = (I + N)^{-T} du in its place
+    Lanes dA_n = Lanes::Zero(), db_n = Lanes::Zero(), dm_n = Lanes::Zero();
+    for (Index panel = 0; panel < panels; ++panel) {
+      by_last_decays(s.S(panel), s.M(panel), gs.S(panel), gs.M(panel), dA_n, db_n, dm_n);
+      const Index column = panel * W, width = std::min<Index>(W, V - column), at = panel * C * W;
+      if (g.do_)
+        load_rows(Rows{g.do_, g.do_stride}, t0, n, column, width, rows, do_ + at);  // n x V
+      else
+        std::fill(do_ + at, do_ + at + rows * W, Scalar(0));
+      for (Index i = round_up(n, R) - R; i >= 0; i -= R)
+        dR_tile(i, n, gs.S(panel), gs.M(panel), do_ + at, dR + at);  // n x V
+      std::fill(dR + at + round_up(n, R) * W, dR + at + rows * W, Scalar(0));
+      g.dv.put(t0, n, column, width, dR + at, W);
+      std::fill(u + at + n * W, u + at + rows * W, Scalar(0));
+      transpose(u + at, W, rows, W, uT + at, C);
+      transpose(do_ + at, W, rows, W, doT + at, C);
+      transpose(dR + at, W, rows, W, dRT + at, C);
+    }
 
-    // dkt = Y^T q + X^T p + G_n .* (u dS_n^T) - D_n .* (u dM_n^T)
-    udS.noalias() = u * dS.transpose();  // n x K
-    udM.noalias() = u * dM.transpose();  // n x K
-    for (Index j = 0; j < n; ++j) dkt.row(j) = mask.G(n)[j] * udS.row(j) - mask.D(n)[j] * udM.row(j);
-    add_lower_transposed_product(Y, q, dkt);  // n x K
-    add_lower_transposed_product(X_strict, p.bottomRows(n - 1), dkt.topRows(n - 1));
+    // Gradients by the products: X of p_t . kt_j, j < t, and Y of q_t . kt_j, j <= t; and by G_tj
+    for (Index i = 0; i < n; i += R)
+      for (Index j = 0; j < i + R; j += W) Y_tile(i, j, n);
+    for (Index i = 0; i < n; i += R)
+      for (Index j = 0; j < i + R; j += W) X_tile(i, j, n);
+
+    // dq, dp and dkt by the state, and by A, b, G_n, D_n, a token in each lane
+    std::fill(by_token, by_token + 6 * C, Scalar(0));
+    for (Index t = 0; t < rows; t += W) {
+      for (Index i = 0; i < K; i += R) {
+        dq_tile(i, t, s);
+        dp_tile(i, t, s);
+        dkt_tile(i, t, n, gs);
+      }
+    }
+    transpose(dqT, C, Kp, rows, dq, Kp);
+    transpose(dpT, C, Kp, rows, dp, Kp);
+    transpose(dktT, C, Kp, rows, dkt, Kp);
+
+    // and inside the chunk: dq += Y kt, dp += X kt, dkt += Y^T q + X^T p
+    for (Index i = 0; i < n; i += R) {
+      for (Index channel = 0; channel < K; channel += W) {
+        dq_inner_tile(i, channel, x.scale);
+        dp_inner_tile(i, channel);
+        dkt_inner_tile(i, channel, n);
+      }
+    }
+    g.dq.put(t0, n, 0, K, dq, Kp);
     for (Index j = 0; j < n; ++j) {
-      g.deta.put(t0 + j, dkt.row(j).cwiseProduct(x.k.row(t0 + j)).sum());
-      dkt.row(j) *= x.eta[t0 + j];
+      const Scalar eta = x.eta[t0 + j];
+      Lanes deta = Lanes::Zero();
+      for (Index channel = 0; channel < K; channel += W) {
+        auto row = aligned_row(dkt + j * Kp + channel);
+        deta += first_lanes<Scalar>(aligned_row(c.k + j * Kp + channel) * row, K - channel);
+        row *= eta;
+      }
+      g.deta.put(t0 + j, lane_sum<Scalar>(deta));
     }
-    g.dk.put(t0, dkt);
-    g.dp.put(t0, dp);  // after dk, to which it adds if p is k
+    g.dk.put(t0, n, 0, K, dkt, Kp);
+    g.dp.put(t0, n, 0, K, dp, Kp);  // after dk, to which it adds if p is k
 
-    // By the mask: row t of dG and entry t of dA; column 0 is db, entry 0 of dD is dm_n
-    for (Index t = 1; t <= n; ++t) {
-      const Index i = t - 1;
-      auto dG = dG_.row(t).segment(1, t);
-      dG = dou.row(i).head(t).cwiseProduct(qk.row(i).head(t));
-      dA_[t] = q.row(i).cwiseProduct(doS.row(i)).sum();
-      dG_(t, 0) = -q.row(i).cwiseProduct(doM.row(i)).sum();
-      if (t == n) break;
-      dG -= dRu.row(t).head(t).cwiseProduct(pk.row(t).head(t));
-      dA_[t] -= p.row(t).cwiseProduct(dRS.row(t)).sum();
-      dG_(t, 0) += p.row(t).cwiseProduct(dRM.row(t)).sum();
+    // dS_0 and dM_0
+    for (Index panel = 0; panel < panels; ++panel)
+      for (Index i = 0; i < K; i += R) dstate_tile(panel, i, n, gs);
+
+    // By the mask
+    for (Index t = 0; t <= n; ++t) {
+      dmask.A[t] = (t > 0 ? dA_q()[t - 1] : Scalar(0)) + (t < n ? dA_p()[t] : Scalar(0));
+      dmask.b[t] = (t > 0 ? db_q()[t - 1] : Scalar(0)) + (t < n ? db_p()[t] : Scalar(0));
     }
-    for (Index j = 0; j < n; ++j) {
-      dG_(n, j + 1) += kS.row(j).cwiseProduct(u.row(j)).sum();
-      dD_[j + 1] = -kM.row(j).cwiseProduct(u.row(j)).sum();
-    }
-    dA_[n] += dS.cwiseProduct(S).sum();
-    dG_(n, 0) -= dS.cwiseProduct(M).sum();
-    dD_[0] = dM.cwiseProduct(M).sum();
-    mask.backward(n, dA_, dG_, dD_, [&](Index i, Scalar dlog_alpha, Scalar dlog_mu, Scalar dbeta) {
+    dmask.A[n] += lane_sum<Scalar>(dA_n);
+    dmask.b[n] += lane_sum<Scalar>(db_n);
+    dmask.m = lane_sum<Scalar>(dm_n);
+    for (Index j = 0; j < n; ++j) dmask.G[n * c.mask.stride() + j] += dG_n()[j];
+    std::copy(dD_n(), dD_n() + c.mask.stride(), dmask.D);
+    c.mask.backward(n, dmask, [&](Index i, Scalar dlog_alpha, Scalar dlog_mu, Scalar dbeta) {
       g.dlog_alpha.put(t0 + i, dlog_alpha);
       g.dlog_mu.put(t0 + i, dlog_mu);
       g.dbeta.put(t0 + i, dbeta);
     });
-
-    // dM_0 = -b_n dS_n + m_n dM_n - q^T (b_t do) + p^T (b_{t-1} dR)
-    dM = mask.m(n) * dM - mask.b(n) * dS;                                      // K x V
-    for (Index i = 0; i < n; ++i) row_V.row(i) = mask.b(i + 1) * do_n.row(i);  // n x V
-    dM.noalias() -= q.transpose() * row_V;
-    for (Index i = 0; i < n; ++i) row_V.row(i) = mask.b(i) * dR.row(i);  // n x V
-    dM.noalias() += p.transpose() * row_V;
-
-    // dS_0 = A_n dS_n + q^T (A_t do) - p^T (A_{t-1} dR)
-    dS *= mask.A(n);                                                           // K x V
-    for (Index i = 0; i < n; ++i) row_V.row(i) = mask.A(i + 1) * do_n.row(i);  // n x V
-    dS.noalias() += q.transpose() * row_V;
-    for (Index i = 0; i < n; ++i) row_V.row(i) = mask.A(i) * dR.row(i);  // n x V
-    dS.noalias() -= p.transpose() * row_V;
   }
 
-  Chunk<Scalar> c_;
-  std::vector<Matrix<Scalar>> states_;                                // S, M before each chunk of an interval
-  Matrix<Scalar> do_, dR_, kS_, kM_, row_V_;                          // n x V
-  Matrix<Scalar> doS_, doM_, dRS_, dRM_, dq_, dp_, dkt_, udS_, udM_;  // n x K
-  Matrix<Scalar> dou_, dRu_, X_, Y_;                                  // n x n
-  RowVector<Scalar> dA_, dD_;                                         // n + 1
-  Matrix<Scalar> dG_;                                                 // n + 1 x n + 1
+  // What the lanes of a panel contribute to dA_n = <dS_n, S_0>, db_n = -<dS_n, M_0>, dm_n = <dM_n, M_0>. This
+  // comes first, for it reads the recorded S and M in order.
+  EIGEN_DONT_INLINE void by_last_decays(const Scalar* S, const Scalar* M, const Scalar* dS, const Scalar* dM,
+                                        Lanes& dA, Lanes& db, Lanes& dm) const {
+    Lanes A = Lanes::Zero(), b = Lanes::Zero(), m = Lanes::Zero();
+    for (Index i = 0; i < K * W; i += W) {
+      const Lanes dS_i = aligned_row(dS + i), M_i = aligned_row(M + i);
+      A += dS_i * aligned_row(S + i);
+      b -= dS_i * M_i;
+      m += aligned_row(dM + i) * M_i;
+    }
+    dA += A;
+    db += b;
+    dm += m;
+  }
+
+  // Rows [i, i + R) of dR in a panel of V. Later rows are there already.
+  EIGEN_DONT_INLINE void dR_tile(Index i, Index n, const Scalar* dS, const Scalar* dM, const Scalar* do_p,
+                                 Scalar* dR_p) const {
+    Tile<Scalar> rows;
+    rows.set_zero();
+    rows.add_both(c.k_tiles + i * 2 * Kp, dS, dM, K);
+    const Index later = std::min(i + R, n);
+    rows.add(c.Q + later * C + i, 1, C, do_p + later * W, W, n - later);
+    rows.subtract(c.N + later * C + i, 1, C, dR_p + later * W, W, n - later);
+    rows.add_lower_transposed(c.Q + i * C + i, C, do_p + i * W, W);
+    rows.solve_unit_lower_transposed(c.N + i * C + i, C);
+    rows.store(dR_p + i * W, W);
+  }
+
+  // rows_i = sum_v a_iv bT_vj over all panels: rows [i, i + R) of a, W tokens of bT from j on.
+  EIGEN_ALWAYS_INLINE void product_with_tokens(Tile<Scalar>& rows, const Scalar* a, Index a_panel,
+                                               const Scalar* bT) const {
+    rows.set_zero();
+    for (Index panel = 0; panel < panels; ++panel)
+      rows.add(a + panel * a_panel, W, 1, bT + panel * W * C, C, W);
+  }
+
+  // Y = (do u^T)_{j<=t} .* G_tj, and dG_tj of it.
+  EIGEN_DONT_INLINE void Y_tile(Index i, Index j, Index n) {
+    Tile<Scalar> dou;
+    product_with_tokens(dou, do_ + i * W, C * W, uT + j);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Index row = i + r, t = row + 1;
+      if (row >= n) aligned_row(Y + row * C + j).setZero();
+      if (row >= n || j > row) return;
+      const Lanes kept = first_lanes<Scalar>(dou.row[r], t - j);
+      aligned_row(Y + row * C + j) = kept * aligned_row(c.mask.G(t) + j);
+      aligned_row(dmask.G + t * c.mask.stride() + j) =
+          kept * first_lanes<Scalar>(aligned_row(c.qk + row * C + j), t - j);
+    });
+  }
+  // X = -(dR u^T)_{j<t} .* G_{t-1,j}, and dG_{t-1,j} of it.
+  EIGEN_DONT_INLINE void X_tile(Index i, Index j, Index n) {
+    Tile<Scalar> dRu;
+    product_with_tokens(dRu, dR + i * W, C * W, uT + j);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Index row = i + r;
+      if (row >= n) aligned_row(X + row * C + j).setZero();
+      if (row >= n || j >= row) return;
+      const Lanes kept = -first_lanes<Scalar>(dRu.row[r], row - j);
+      aligned_row(X + row * C + j) = kept * aligned_row(c.mask.G(row) + j);
+      aligned_row(dmask.G + row * c.mask.stride() + j) +=
+          kept * first_lanes<Scalar>(aligned_row(c.pk + row * C + j), row - j);
+    });
+  }
+
+  // Rows [i, i + R), lanes [t, t + W) of (do S_0^T)^T and (do M_0^T)^T:
+  // dq = A_t (do S_0^T) - b_t (do M_0^T), dA_t = q_t . (do S_0^T)_t, db_t = -q_t . (do M_0^T)_t
+  EIGEN_DONT_INLINE void dq_tile(Index i, Index t, const ConstState& s) {
+    Tile<Scalar> doS, doM;
+    product_with_tokens(doS, s.S(0) + i * W, 2 * Kp * W, doT + t);
+    product_with_tokens(doM, s.M(0) + i * W, 2 * Kp * W, doT + t);
+    const Lanes A = Eigen::Map<const Lanes>(c.mask.A_from(t + 1)),
+                b = Eigen::Map<const Lanes>(c.mask.b_from(t + 1));
+    Lanes dA = aligned_row(dA_q() + t), db = aligned_row(db_q() + t);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Lanes q_r = aligned_row(c.qT + (i + r) * C + t);
+      dA += q_r * doS.row[r];
+      db -= q_r * doM.row[r];
+      aligned_row(dqT + (i + r) * C + t) = A * doS.row[r] - b * doM.row[r];
+    });
+    aligned_row(dA_q() + t) = dA;
+    aligned_row(db_q() + t) = db;
+  }
+  // dp = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T), dA_{t-1} = -p_t . (dR S_0^T)_t, db_{t-1} = p_t . (dR M_0^T)_t
+  EIGEN_DONT_INLINE void dp_tile(Index i, Index t, const ConstState& s) {
+    Tile<Scalar> dRS, dRM;
+    product_with_tokens(dRS, s.S(0) + i * W, 2 * Kp * W, dRT + t);
+    product_with_tokens(dRM, s.M(0) + i * W, 2 * Kp * W, dRT + t);
+    const Lanes A = Eigen::Map<const Lanes>(c.mask.A_from(t)), b = Eigen::Map<const Lanes>(c.mask.b_from(t));
+    Lanes dA = aligned_row(dA_p() + t), db = aligned_row(db_p() + t);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Lanes p_r = aligned_row(c.pT + (i + r) * C + t);
+      dA -= p_r * dRS.row[r];
+      db += p_r * dRM.row[r];
+      aligned_row(dpT + (i + r) * C + t) = b * dRM.row[r] - A * dRS.row[r];
+    });
+    aligned_row(dA_p() + t) = dA;
+    aligned_row(db_p() + t) = db;
+  }
+  // dkt = G_n .* (u dS_n^T) - D_n .* (u dM_n^T), dG_nj = kt_j . (u dS_n^T)_j, dD_nj = -kt_j . (u dM_n^T)_j
+  EIGEN_DONT_INLINE void dkt_tile(Index i, Index t, Index n, const State& gs) {
+    Tile<Scalar> udS, udM;
+    product_with_tokens(udS, gs.S(0) + i * W, 2 * Kp * W, uT + t);
+    product_with_tokens(udM, gs.M(0) + i * W, 2 * Kp * W, uT + t);
+    const bool some = t < n;
+    const Lanes G = some ? Lanes(aligned_row(c.mask.G(n) + t)) : Lanes(Lanes::Zero());
+    const Lanes D = some ? Lanes(aligned_row(c.mask.D(n) + t)) : Lanes(Lanes::Zero());
+    Lanes dG = aligned_row(dG_n() + t), dD = aligned_row(dD_n() + t);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Lanes kt_r = aligned_row(c.kT + (i + r) * C + t);
+      dG += kt_r * udS.row[r];
+      dD -= kt_r * udM.row[r];
+      aligned_row(dktT + (i + r) * C + t) = G * udS.row[r] - D * udM.row[r];
+    });
+    aligned_row(dG_n() + t) = dG;
+    aligned_row(dD_n() + t) = dD;
+  }
+
+  // Rows [i, i + R), W channels of dq = scale (dq + Y kt), of dp += X kt, of dkt += Y^T q + X^T p.
+  EIGEN_DONT_INLINE void dq_inner_tile(Index i, Index channel, Scalar scale) {
+    Tile<Scalar> rows;
+    rows.load(dq + i * Kp + channel, Kp);
+    rows.add(Y + i * C, C, 1, c.kt + channel, Kp, i);
+    rows.add_lower(Y + i * C + i, C, c.kt + i * Kp + channel, Kp);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE { rows.row[r] *= scale; });
+    rows.store(dq + i * Kp + channel, Kp);
+  }
+  EIGEN_DONT_INLINE void dp_inner_tile(Index i, Index channel) {
+    Tile<Scalar> rows;
+    rows.load(dp + i * Kp + channel, Kp);
+    rows.add(X + i * C, C, 1, c.kt + channel, Kp, i);
+    rows.add_strictly_lower(X + i * C + i, C, c.kt + i * Kp + channel, Kp);
+    rows.store(dp + i * Kp + channel, Kp);
+  }
+  EIGEN_DONT_INLINE void dkt_inner_tile(Index i, Index channel, Index n) {
+    const Index later = std::min(i + R, n);
+    Tile<Scalar> rows;
+    rows.load(dkt + i * Kp + channel, Kp);
+    rows.add(Y + later * C + i, 1, C, c.q + later * Kp + channel, Kp, n - later);
+    rows.add(X + later * C + i, 1, C, c.p + later * Kp + channel, Kp, n - later);
+    rows.add_lower_transposed(Y + i * C + i, C, c.q + i * Kp + channel, Kp);
+    rows.add_strictly_lower_transposed(X + i * C + i, C, c.p + i * Kp + channel, Kp);
+    rows.store(dkt + i * Kp + channel, Kp);
+  }
+
+  // Rows [i, i + R) of a panel of
+  // dS_0 = A_n dS_n + q^T (A_t do) - p^T (A_{t-1} dR)
+  // dM_0 = -b_n dS_n + m_n dM_n - q^T (b_t do) + p^T (b_{t-1} dR)
+  EIGEN_DONT_INLINE void dstate_tile(Index panel, Index i, Index n, const State& gs) const {
+    const Scalar A = c.mask.A(n), b = c.mask.b(n), m = c.mask.m(n);
+    Scalar *const dS_i = gs.S(panel) + i * W, *const dM_i = gs.M(panel) + i * W;
+    const Scalar *const do_p = do_ + panel * C * W, *const dR_p = dR + panel * C * W;
+    Tile<Scalar> dS, dM;
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Lanes dS_r = aligned_row(dS_i + r * W), dM_r = aligned_row(dM_i + r * W);
+      dS.row[r] = A * dS_r;
+      dM.row[r] = m * dM_r - b * dS_r;
+    });
+    dS.add(c.q_rows + i, 1, 2 * Kp, do_p, W, n);
+    dS.add(c.p_rows + i, 1, 2 * Kp, dR_p, W, n);
+    dS.store(dS_i, W);
+    dM.add(c.q_rows + Kp + i, 1, 2 * Kp, do_p, W, n);
+    dM.add(c.p_rows + Kp + i, 1, 2 * Kp, dR_p, W, n);
+    dM.store(dM_i, W);
+  }
+
+  // C each: by A_t and b_t through q_t, by A_{t-1} and b_{t-1} through p_t, by G_nj, by D_nj.
+  Scalar* dA_q() const { return by_token; }
+  Scalar* db_q() const { return by_token + C; }
+  Scalar* dA_p() const { return by_token + 2 * C; }
+  Scalar* db_p() const { return by_token + 3 * C; }
+  Scalar* dG_n() const { return by_token + 4 * C; }
+  Scalar* dD_n() const { return by_token + 5 * C; }
+
+  template <class T>
+  struct Rows {
+    const T* rows;
+    Index stride;
+    const T* data() const { return rows; }
+    Index outerStride() const { return stride; }
+  };
+  template <class T>
+  Rows(const T*, Index) -> Rows<T>;
+
+  Index K, V, panels;
+  Chunk<Scalar> c;
+  Index Kp, C;                   // as in c
+  Scalar *states_, *gradients_;  // a State for each chunk of an interval, for each head of the group
+  Scalar *u, *do_, *dR;          // C x W for each panel
+  Scalar *uT, *doT, *dRT;        // W x C for each panel
+  Scalar *X, *Y;                 // C x C
+  Scalar *dqT, *dpT, *dktT;      // Kp x C
+  Scalar *dq, *dp, *dkt;         // C x Kp
+  Scalar* by_token;
+  typename DecayMask<Scalar>::Gradients dmask;
 };
 
 }  // namespace momentum_delta::detail

@@ -24,131 +24,255 @@
 
 #include "momentum_delta/decay_mask.hpp"
 #include "momentum_delta/detail/head.hpp"
-#include "momentum_delta/detail/triangular.hpp"
 
 namespace momentum_delta::detail {
 
-// One chunk's intermediates and the passes over them. Every `size` is the chunk's number of tokens, up to the
-// chunk_size of the constructor: an Index, or a compile-time constant.
+// One chunk's intermediates and the passes over them. Matrices of n tokens or K channels are padded to whole
+// tiles and panels: the rows and columns past n and K are 0, or are never read.
+//
+// The state's decay is a factor of the rows that read and write it:
+//   pA, pb = -A_{t-1} p, b_{t-1} p;  qA, qb = A_t q, -b_t q;  kG, kD = G_n .* kt, -D_n .* kt
+// Two layouts of such a pair (a, b), of C x 2 Kp each:
+//   rows:   (a_t | b_t), token by token
+//   tiles:  tokens in groups of R; for each channel the group's R of a, then its R of b
 template <class Scalar>
 struct Chunk {
+  static constexpr int W = panel_width<Scalar>;
+  static constexpr int R = tile_rows;
+  using Lanes = Row<Scalar>;
+  static constexpr Index padded(Index size) { return detail::padded<Scalar>(size); }
+
+  Index K, Kp, C;  // channels; padded; tokens of the longest chunk, padded
   DecayMask<Scalar> mask;
-  Matrix<Scalar> q, p, kt;      // n x K; q scaled
-  Matrix<Scalar> pk, qk, N, Q;  // n x n
-  Matrix<Scalar> u;             // n x V
-  Matrix<Scalar> pM, o, qM;     // n x V
-  Matrix<Scalar> kG, kD;        // n x K
+  Scalar *q, *p, *k, *kt;              // C x Kp; q scaled
+  Scalar *qT, *pT, *kT;                // Kp x C: q, p, kt transposed
+  Scalar *pk, *qk, *N, *Q;             // C x C
+  Scalar *p_tiles, *q_tiles, *k_rows;  // what the forward pass reads
+  Scalar *p_rows, *q_rows, *k_tiles;   // what the backward pass reads
 
-  Chunk(Index chunk_size, Index K, Index V)
-      : mask(chunk_size),
-        q(chunk_size, K),
-        p(chunk_size, K),
-        kt(chunk_size, K),
-        pk(chunk_size, chunk_size),
-        qk(chunk_size, chunk_size),
-        N(chunk_size, chunk_size),
-        Q(chunk_size, chunk_size),
-        u(chunk_size, V),
-        pM(chunk_size, V),
-        o(chunk_size, V),
-        qM(chunk_size, V),
-        kG(chunk_size, K),
-        kD(chunk_size, K) {}
+  Chunk(Arena& arena, Index chunk_size, Index K_)
+      : K(K_),
+        Kp(padded(K_)),
+        C(padded(chunk_size)),
+        mask(arena, chunk_size),
+        q(arena.take<Scalar>(C * Kp)),
+        p(arena.take<Scalar>(C * Kp)),
+        k(arena.take<Scalar>(C * Kp)),
+        kt(arena.take<Scalar>(C * Kp)),
+        qT(arena.take<Scalar>(Kp * C)),
+        pT(arena.take<Scalar>(Kp * C)),
+        kT(arena.take<Scalar>(Kp * C)),
+        pk(arena.take<Scalar>(C * C)),
+        qk(arena.take<Scalar>(C * C)),
+        N(arena.take<Scalar>(C * C)),
+        Q(arena.take<Scalar>(C * C)),
+        p_tiles(arena.take<Scalar>(C * 2 * Kp)),
+        q_tiles(arena.take<Scalar>(C * 2 * Kp)),
+        k_rows(arena.take<Scalar>(C * 2 * Kp)),
+        p_rows(arena.take<Scalar>(C * 2 * Kp)),
+        q_rows(arena.take<Scalar>(C * 2 * Kp)),
+        k_tiles(arena.take<Scalar>(C * 2 * Kp)) {}
 
-  // Mask, q, p, kt of the tokens [t0, t0 + size). They are copies at fixed alignment: Eigen's small products
-  // sum in an order that depends on the address of their operands.
-  template <class Size>
-  void load(const Head<Scalar>& x, Index t0, Size size) {
+  // Everything before p_tiles, for the tokens [t0, t0 + n).
+  template <class Storage>
+  void load(const Head<Scalar, Storage>& x, Index t0, Index n) {
     mask.build(
-        size, [&](Index i) { return x.log_alpha[t0 + i]; }, [&](Index i) { return x.log_mu[t0 + i]; },
+        n, [&](Index i) { return x.log_alpha[t0 + i]; }, [&](Index i) { return x.log_mu[t0 + i]; },
         [&](Index i) { return x.beta[t0 + i]; });
-    q.topRows(size) = x.scale * x.q.middleRows(t0, size);
-    p.topRows(size) = x.p.middleRows(t0, size);
-    for (Index i = 0; i < size; ++i) kt.row(i) = x.eta[t0 + i] * x.k.row(t0 + i);
+    for (Index c = 0; c < Kp; c += W) {
+      const Index width = std::clamp<Index>(K - c, 0, W);
+      const auto channels = [&](const RowsMap<const Storage>& rows, Index i) {
+        return load_row<Scalar>(rows.data() + (t0 + i) * rows.outerStride() + c, width);
+      };
+      for (Index i = 0; i < n; ++i) {
+        const Lanes k_i = channels(x.k, i);
+        aligned_row(q + i * Kp + c) = x.scale * channels(x.q, i);
+        aligned_row(p + i * Kp + c) = channels(x.p, i);
+        aligned_row(k + i * Kp + c) = k_i;
+        aligned_row(kt + i * Kp + c) = x.eta[t0 + i] * k_i;
+      }
+    }
+    for (Scalar* const rows : {q, p, k, kt}) std::fill(rows + n * Kp, rows + padded(n) * Kp, Scalar(0));
+    transpose(q, Kp, padded(n), Kp, qT, C);
+    transpose(p, Kp, padded(n), Kp, pT, C);
+    transpose(kt, Kp, padded(n), Kp, kT, C);
+    for (Index i = 0; i < n; i += R) {
+      for (Index j = 0; j < i + R; j += W) form_tile(i, j, n);
+    }
   }
 
-  // N, from the mask.
-  template <class Size>
-  void form_N(Size size) {
-    pk.topLeftCorner(size, size).noalias() = p.topRows(size) * kt.topRows(size).transpose();
-    for (Index i = 0; i < size; ++i) N.row(i).head(i) = pk.row(i).head(i).cwiseProduct(mask.G(i));
+  void form_p_tiles(Index n) {
+    form_tiles(n, pT, mask.A_from(0), Scalar(-1), mask.b_from(0), Scalar(1), p_tiles);
+  }
+  void form_q_tiles(Index n) {
+    form_tiles(n, qT, mask.A_from(1), Scalar(1), mask.b_from(1), Scalar(-1), q_tiles);
+  }
+  void form_k_tiles(Index n) { form_tiles(n, kT, mask.G(n), Scalar(1), mask.D(n), Scalar(-1), k_tiles); }
+  void form_p_rows(Index n) {
+    form_rows(n, p, mask.A_from(0), Scalar(-1), mask.b_from(0), Scalar(1), p_rows);
+  }
+  void form_q_rows(Index n) {
+    form_rows(n, q, mask.A_from(1), Scalar(1), mask.b_from(1), Scalar(-1), q_rows);
+  }
+  void form_k_rows(Index n) { form_rows(n, kt, mask.G(n), Scalar(1), mask.D(n), Scalar(-1), k_rows); }
+
+  // (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0), for a panel of V: v and u are C x W, S and M Kp x W.
+  // u: in, v; out, u. Reads p_tiles.
+  void solve_u(Index n, const Scalar* S, const Scalar* M, Scalar* u) const {
+    for (Index i = 0; i < n; i += R) solve_tile(i, S, M, u);
   }
 
-  // (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0)
-  template <class Size>
-  void solve_u(const Head<Scalar>& x, Index t0, Size size, const MatrixRef<Scalar>& S,
-               const MatrixRef<Scalar>& M) {
-    u.topRows(size).noalias() = p.topRows(size) * S;
-    pM.topRows(size).noalias() = p.topRows(size) * M;
-    for (Index i = 0; i < size; ++i)
-      u.row(i) = x.v.row(t0 + i) - mask.A(i) * u.row(i) + mask.b(i) * pM.row(i);
-    solve_unit_lower(N.topLeftCorner(size, size), u.topRows(size));
+  // o = A_t (q S_0) - b_t (q M_0) + Q u, for a panel of V. Reads q_tiles.
+  void read_o(Index n, const Scalar* S, const Scalar* M, const Scalar* u, Scalar* o) const {
+    for (Index i = 0; i < n; i += R) read_tile(i, S, M, u, o);
   }
 
-  // Q, from the mask.
-  template <class Size>
-  void form_Q(Size size) {
-    qk.topLeftCorner(size, size).noalias() = q.topRows(size) * kt.topRows(size).transpose();
-    for (Index i = 0; i < size; ++i) Q.row(i).head(i + 1) = qk.row(i).head(i + 1).cwiseProduct(mask.G(i + 1));
+  // S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u and M_n = m_n M_0 - (kt .* D_n)^T u, for a panel of V.
+  // Reads k_rows.
+  void carry(Index n, const Scalar* u, Scalar* S, Scalar* M) const {
+    for (Index c = 0; c < K; c += R) carry_tile(c, n, u, S, M);
   }
 
-  // o = A_t (q S_0) - b_t (q M_0) + Q u
-  template <class Size>
-  void read_o(Size size, const MatrixRef<Scalar>& S, const MatrixRef<Scalar>& M) {
-    o.topRows(size).noalias() = q.topRows(size) * S;
-    qM.topRows(size).noalias() = q.topRows(size) * M;
-    for (Index i = 0; i < size; ++i) o.row(i) = mask.A(i + 1) * o.row(i) - mask.b(i + 1) * qM.row(i);
-    add_lower_product(Q.topLeftCorner(size, size), u.topRows(size), o.topRows(size));
+ private:
+  // a_sign a_t x_t and b_sign b_t x_t of every token t: as tiles, from x transposed (Kp x C) ..
+  void form_tiles(Index n, const Scalar* xT, const Scalar* a, Scalar a_sign, const Scalar* b, Scalar b_sign,
+                  Scalar* tiles) const {
+    constexpr int part = std::min(W, R);  // tokens that lie together in both layouts
+    using Part = Eigen::Array<Scalar, 1, part>;
+    for (Index t = 0; t < n; t += part) {
+      const Part a_t = a_sign * Eigen::Map<const Part>(a + t), b_t = b_sign * Eigen::Map<const Part>(b + t);
+      Scalar* const to = tiles + t / R * R * 2 * Kp + t % R;
+      for (Index c = 0; c < K; ++c) {
+        const Part x = Eigen::Map<const Part>(xT + c * C + t);
+        Eigen::Map<Part>(to + c * 2 * R) = a_t * x;
+        Eigen::Map<Part>(to + c * 2 * R + R) = b_t * x;
+      }
+    }
   }
-
-  // S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u and M_n = m_n M_0 - (kt .* D_n)^T u
-  template <class Size>
-  void carry(Size size, MatrixRef<Scalar> S, MatrixRef<Scalar> M) {
-    const Index n = size;
-    kG.topRows(size) = kt.topRows(size).array().colwise() * mask.G(n).transpose().array();
-    kD.topRows(size) = kt.topRows(size).array().colwise() * mask.D(n).transpose().array();
-    S = mask.A(n) * S - mask.b(n) * M;
-    S.noalias() += kG.topRows(size).transpose() * u.topRows(size);
-    M *= mask.m(n);
-    M.noalias() -= kD.topRows(size).transpose() * u.topRows(size);
-  }
-};
-
-// ChunkSize: the number of tokens in a full chunk if known at compile time, else Eigen::Dynamic.
-template <class Scalar, int ChunkSize = Eigen::Dynamic>
-class ChunkForward {
- public:
-  ChunkForward(Index chunk_size, Index K, Index V) : chunk_size_(chunk_size), c_(chunk_size, K, V) {}
-
-  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see
-  // saved.hpp.
-  template <class Record>
-  void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
-                  const Record& record) {
-    const auto chunk = [&](Index t0, auto size) {
-      if (record.wants_state(t0)) record.state(t0, 0, S, M);
-      c_.load(x, t0, size);
-      c_.form_N(size);
-      c_.solve_u(x, t0, size, S, M);
-      c_.form_Q(size);
-      c_.read_o(size, S, M);
-      c_.carry(size, S, M);
-      record.u(t0, 0, c_.u.topRows(size));
-      o.middleRows(t0, size) = c_.o.topRows(size);
-    };
-    for (Index t = 0; t < x.T(); t += chunk_size_) {
-      const Index left = x.T() - t;
-      if (ChunkSize != Eigen::Dynamic && left >= ChunkSize) {
-        chunk(t, Eigen::fix<ChunkSize>);
-      } else {
-        chunk(t, std::min(left, chunk_size_));
+  // .. and as rows, from x (C x Kp).
+  void form_rows(Index n, const Scalar* x, const Scalar* a, Scalar a_sign, const Scalar* b, Scalar b_sign,
+                 Scalar* rows) const {
+    for (Index t = 0; t < n; ++t) {
+      for (Index c = 0; c < Kp; c += W) {
+        const Lanes x_t = aligned_row(x + t * Kp + c);
+        aligned_row(rows + t * 2 * Kp + c) = a_sign * a[t] * x_t;
+        aligned_row(rows + t * 2 * Kp + Kp + c) = b_sign * b[t] * x_t;
       }
     }
   }
 
+  // Rows [i, i + R) and columns [j, j + W) of pk, qk, and of N and Q, from the mask.
+  EIGEN_DONT_INLINE void form_tile(Index i, Index j, Index n) {
+    Tile<Scalar> products;
+    products.set_zero();
+    products.add(p + i * Kp, Kp, 1, kT + j, C, K);
+    products.store(pk + i * C + j, C);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {  // row t = i + r + 1 of the formulas reads G_{t-1}
+      const bool some = i + r < n && j < i + r;
+      aligned_row(N + (i + r) * C + j) =
+          some ? Lanes(products.row[r] * aligned_row(mask.G(i + r) + j)) : Lanes(Lanes::Zero());
+    });
+    products.set_zero();
+    products.add(q + i * Kp, Kp, 1, kT + j, C, K);
+    products.store(qk + i * C + j, C);
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const bool some = i + r < n && j <= i + r;
+      aligned_row(Q + (i + r) * C + j) =
+          some ? Lanes(products.row[r] * aligned_row(mask.G(i + r + 1) + j)) : Lanes(Lanes::Zero());
+    });
+  }
+
+  EIGEN_DONT_INLINE void solve_tile(Index i, const Scalar* S, const Scalar* M, Scalar* u) const {
+    Tile<Scalar> rows;
+    rows.load(u + i * W, W);
+    rows.add_both(p_tiles + i * 2 * Kp, S, M, K);
+    rows.subtract(N + i * C, C, 1, u, W, i);
+    rows.solve_unit_lower(N + i * C + i, C);
+    rows.store(u + i * W, W);
+  }
+
+  EIGEN_DONT_INLINE void read_tile(Index i, const Scalar* S, const Scalar* M, const Scalar* u,
+                                   Scalar* o) const {
+    Tile<Scalar> rows;
+    rows.set_zero();
+    rows.add_both(q_tiles + i * 2 * Kp, S, M, K);
+    rows.add(Q + i * C, C, 1, u, W, i);
+    rows.add_lower(Q + i * C + i, C, u + i * W, W);
+    rows.store(o + i * W, W);
+  }
+
+  EIGEN_DONT_INLINE void carry_tile(Index c, Index n, const Scalar* u, Scalar* S, Scalar* M) const {
+    const Scalar A = mask.A(n), b = mask.b(n), m = mask.m(n);
+    Tile<Scalar> S_c, M_c;
+    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+      const Lanes S_r = aligned_row(S + (c + r) * W), M_r = aligned_row(M + (c + r) * W);
+      S_c.row[r] = A * S_r - b * M_r;
+      M_c.row[r] = m * M_r;
+    });
+    S_c.add(k_rows + c, 1, 2 * Kp, u, W, n);
+    S_c.store(S + c * W, W);
+    M_c.add(k_rows + Kp + c, 1, 2 * Kp, u, W, n);
+    M_c.store(M + c * W, W);
+  }
+};
+
+template <class Scalar, class Storage>
+class ChunkForward {
+ public:
+  // Room for `columns` columns of a head's V.
+  ChunkForward(Arena& arena, const Sizes& s, Index columns, Index chunk_size)
+      : chunk_size_(chunk_size),
+        c_(arena, chunk_size, s.K),
+        S_(arena.take<Scalar>(c_.Kp * round_up(columns, W))),
+        M_(arena.take<Scalar>(c_.Kp * round_up(columns, W))),
+        u_(arena.take<Scalar>(c_.C * W)),
+        o_(arena.take<Scalar>(c_.C * W)) {}
+
+  // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
+  // o: T x V, assigned. record: see saved.hpp.
+  template <class Record>
+  void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
+                  const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
+                  const Record& record) {
+    const Index panel = c_.Kp * W;
+    first.S.read(begin, end, x.K(), S_, panel, panel);
+    first.M.read(begin, end, x.K(), M_, panel, panel);
+    for (Index t0 = 0; t0 < x.T(); t0 += chunk_size_) {
+      const Index n = std::min(chunk_size_, x.T() - t0);
+      c_.load(x, t0, n);
+      c_.form_p_tiles(n);
+      c_.form_q_tiles(n);
+      c_.form_k_rows(n);
+      for (Index column = begin; column < end; column += W) {
+        const Index width = std::min<Index>(W, end - column);
+        Scalar* const S = S_ + (column - begin) * c_.Kp;
+        Scalar* const M = M_ + (column - begin) * c_.Kp;
+        if (record.wants_state(t0))
+          record.state(
+              t0, column, width, [&](Index i) -> Row<Scalar> { return aligned_row(S + i * W); },
+              [&](Index i) -> Row<Scalar> { return aligned_row(M + i * W); });
+        load_rows(x.v, t0, n, column, width, c_.padded(n), u_);
+        c_.solve_u(n, S, M, u_);
+        c_.read_o(n, S, M, u_, o_);
+        c_.carry(n, u_, S, M);
+        for (Index i = 0; i < n; ++i) {
+          record.u(t0 + i, column, aligned_row(u_ + i * W).head(width));
+          store_row(Row<Scalar>(aligned_row(o_ + i * W)), o.data() + (t0 + i) * o.outerStride() + column,
+                    width);
+        }
+      }
+    }
+    last.S.write(begin, end, x.K(), S_, panel);
+    last.M.write(begin, end, x.K(), M_, panel);
+  }
+
  private:
+  static constexpr Index W = panel_width<Scalar>;
+
   Index chunk_size_;
   Chunk<Scalar> c_;
+  Scalar *S_, *M_;  // a Kp x W panel for each W columns
+  Scalar *u_, *o_;  // C x W
 };
 
 }  // namespace momentum_delta::detail

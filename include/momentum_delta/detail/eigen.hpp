@@ -12,6 +12,7 @@
 #pragma GCC diagnostic ignored "-Wshadow"
 #if !defined(__clang__)  // g++ 12's own AVX-512 header, which Eigen includes
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #endif
 

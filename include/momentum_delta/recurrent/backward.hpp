@@ -10,7 +10,7 @@
 // with kt = eta k, dk = eta dkt, deta = k . dkt, dlog_alpha = alpha dalpha, dlog_mu = mu dmu.
 #pragma once
 
-#include <deque>
+#include <bit>
 
 #include "momentum_delta/detail/head_gradients.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
@@ -18,62 +18,94 @@
 
 namespace momentum_delta::detail {
 
-template <class Scalar>
+template <class Scalar, class Storage>
 class RecurrentBackward {
  public:
-  explicit RecurrentBackward(const Sizes& s) : sizes_(s), forward_(s.K, s.V), do_(s.V), du_(s.V), row_(s.K) {}
+  // For the value heads of a group and `stretch` tokens between two checkpoints.
+  RecurrentBackward(Arena& arena, const Sizes& s, Index stretch)
+      : K_(s.K),
+        V_(s.V),
+        forward_(arena, s, s.V),
+        gradients_(arena.take<Scalar>(s.HV / std::max<Index>(s.HK, 1) * 2 * s.K * s.V)),
+        states_(arena.take<Scalar>((std::bit_width(std::uint64_t(stretch)) + 2) * 2 * s.K * s.V)),
+        do_(arena.take<Scalar>(s.V), s.V),
+        du_(arena.take<Scalar>(s.V), s.V),
+        q_(arena.take<Scalar>(s.K), s.K),
+        row_(arena.take<Scalar>(s.K), s.K) {}
 
-  // dS, dM: in, gradients by the state after the last token; out, by the state before the first.
-  void operator()(const Head<Scalar>& x, const Recorded<Scalar>& saved, const HeadGradients<Scalar>& g,
-                  MatrixRef<Scalar> dS, MatrixRef<Scalar> dM) {
-    for (Index c = saved.checkpoints(); c-- > 0;) {
-      saved.state(c, state(0).S, state(0).M);
-      range(x, saved.begin(c), saved.end(c), 0, g, dS, dM);
-    }
+  // Head `member` of the group, from the gradients by the state after its last token ..
+  void begin(Index member, const StatePair<const Scalar>& dlast) {
+    State g = gradient(member);
+    dlast.S.read(0, g.S);
+    dlast.M.read(0, g.M);
+  }
+  // .. over the tokens from checkpoint c to the next, for each c in reverse ..
+  void operator()(Index member, const Head<Scalar, Storage>& x, const Recorded<Scalar>& saved, Index c,
+                  const HeadGradients<Scalar, Storage>& g) {
+    State first = state(0), gradient = this->gradient(member);
+    saved.state(c, [&](Index column, Index width, const Scalar* S, const Scalar* M) {
+      first.S.middleCols(column, width) = Eigen::Map<const Matrix<Scalar>>(S, K_, width);
+      first.M.middleCols(column, width) = Eigen::Map<const Matrix<Scalar>>(M, K_, width);
+    });
+    range(x, saved.begin(c), saved.end(c), 0, g, gradient);
+  }
+  // .. to those by the state before its first.
+  void end(Index member, const StatePair<Scalar>& dfirst, bool add) {
+    const State g = gradient(member);
+    dfirst.S.write(0, g.S, add);
+    dfirst.M.write(0, g.M, add);
   }
 
  private:
   struct State {
-    Matrix<Scalar> S, M;  // K x V
+    Eigen::Map<Matrix<Scalar>> S, M;  // K x V
   };
-
-  State& state(std::size_t depth) {
-    while (states_.size() <= depth)
-      states_.push_back({Matrix<Scalar>(sizes_.K, sizes_.V), Matrix<Scalar>(sizes_.K, sizes_.V)});
-    return states_[depth];
+  State pair(Scalar* states, Index i) const {
+    return {{states + 2 * i * K_ * V_, K_, V_}, {states + (2 * i + 1) * K_ * V_, K_, V_}};
   }
+  State state(Index depth) const { return pair(states_, depth); }
+  State gradient(Index member) const { return pair(gradients_, member); }
 
   // Tokens [begin, end), whose first sees state(depth): the later half, from a state carried there, then the
   // earlier half. So no more states are alive than the logarithm of their number, and nothing is divided by a
   // decay.
-  void range(const Head<Scalar>& x, Index begin, Index end, std::size_t depth, const HeadGradients<Scalar>& g,
-             MatrixRef<Scalar> dS, MatrixRef<Scalar> dM) {
-    State& later = state(depth + 1);
-    later = state(depth);
+  void range(const Head<Scalar, Storage>& x, Index begin, Index end, Index depth,
+             const HeadGradients<Scalar, Storage>& g, State& gradient) {
+    const State before = state(depth);
+    State later = state(depth + 1);
+    later.S = before.S;
+    later.M = before.M;
     if (end - begin == 1) {
-      forward_.update(x, begin, later.S, later.M);
-      token(x, begin, state(depth), later, g, dS, dM);
+      forward_.update(x, begin, 0, later.S, later.M);
+      token(x, begin, before, later, g, gradient.S, gradient.M);
       return;
     }
     const Index middle = begin + (end - begin) / 2;
-    for (Index t = begin; t < middle; ++t) forward_.update(x, t, later.S, later.M);
-    range(x, middle, end, depth + 1, g, dS, dM);
-    range(x, begin, middle, depth, g, dS, dM);
+    for (Index t = begin; t < middle; ++t) forward_.update(x, t, 0, later.S, later.M);
+    range(x, middle, end, depth + 1, g, gradient);
+    range(x, begin, middle, depth, g, gradient);
   }
 
   // The states before and after token t, whose kt_t and u_t are still in forward_.
-  void token(const Head<Scalar>& x, Index t, const State& before, const State& after,
-             const HeadGradients<Scalar>& g, MatrixRef<Scalar> gS, MatrixRef<Scalar> gM) {
+  void token(const Head<Scalar, Storage>& x, Index t, const State& before, const State& after,
+             const HeadGradients<Scalar, Storage>& g, MatrixRef<Scalar> gS, MatrixRef<Scalar> gM) {
     const Scalar alpha = decay(x.log_alpha[t]);
     const Scalar mu = decay(x.log_mu[t]);
-    const auto& u = forward_.u();
+    const auto u = forward_.u(V_);
+    const auto put = [&](const auto& sink, const auto& row) {
+      sink.put(t, 1, 0, row.size(), row.data(), row.size());
+    };
 
     // o_t = scale q_t S_t
-    g.read_do(t, do_);                           // 1 x V
+    if (g.do_)
+      do_ = Eigen::Map<const RowVector<Storage>>(g.do_ + t * g.do_stride, V_).template cast<Scalar>();
+    else
+      do_.setZero();                             // 1 x V
     row_.noalias() = do_ * after.S.transpose();  // 1 x K
     row_ *= x.scale;
-    g.dq.put(t, row_);
-    gS += x.scale * x.q.row(t).transpose().lazyProduct(do_);  // K x V
+    put(g.dq, row_);
+    q_ = x.scale * x.q.row(t).template cast<Scalar>();  // 1 x K
+    gS += q_.transpose().lazyProduct(do_);              // K x V
 
     // S_t = alpha_t S_{t-1} - beta_t M_t
     g.dbeta.put(t, -gS.cwiseProduct(after.M).sum());
@@ -84,25 +116,26 @@ class RecurrentBackward {
     // M_t = mu_t M_{t-1} - kt_t^T u_t
     g.dlog_mu.put(t, mu * gM.cwiseProduct(before.M).sum());
     row_.noalias() = u * gM.transpose();  // 1 x K; -dkt
-    g.deta.put(t, -row_.cwiseProduct(x.k.row(t)).sum());
+    g.deta.put(t, -row_.cwiseProduct(x.k.row(t).template cast<Scalar>()).sum());
     row_ *= -x.eta[t];
-    g.dk.put(t, row_);
+    put(g.dk, row_);
     du_.noalias() = forward_.kt() * gM;  // 1 x V
     du_ = -du_;
     gM *= mu;  // K x V
 
     // u_t = v_t - p_t S_{t-1}
-    g.dv.put(t, du_);
+    put(g.dv, du_);
     row_.noalias() = du_ * before.S.transpose();  // 1 x K
     row_ = -row_;
-    g.dp.put(t, row_);
-    gS -= x.p.row(t).transpose().lazyProduct(du_);  // K x V
+    put(g.dp, row_);
+    gS -= x.p.row(t).template cast<Scalar>().transpose().lazyProduct(du_);  // K x V
   }
 
-  Sizes sizes_;
-  RecurrentForward<Scalar> forward_;
-  std::deque<State> states_;  // one for each depth of range(); a deque, so that references to them stay
-  RowVector<Scalar> do_, du_, row_;
+  Index K_, V_;
+  RecurrentForward<Scalar, Storage> forward_;
+  Scalar* gradients_;  // a State for each head of the group: dS, dM
+  Scalar* states_;     // a State for each depth of range()
+  Eigen::Map<RowVector<Scalar>> do_, du_, q_, row_;
 };
 
 }  // namespace momentum_delta::detail

@@ -9,44 +9,79 @@
 
 #include "momentum_delta/decay_mask.hpp"
 #include "momentum_delta/detail/head.hpp"
+#include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
 
-template <class Scalar>
+template <class Scalar, class Storage = Scalar>
 class RecurrentForward {
  public:
-  RecurrentForward(Index K, Index V) : kt_(K), u_(V), o_(V) {}
+  // Room for `columns` columns of a head's V.
+  RecurrentForward(Arena& arena, const Sizes& s, Index columns)
+      : K_(s.K),
+        S_(arena.take<Scalar>(s.K * columns)),
+        M_(arena.take<Scalar>(s.K * columns)),
+        q_(arena.take<Scalar>(s.K), s.K),
+        p_(arena.take<Scalar>(s.K), s.K),
+        kt_(arena.take<Scalar>(s.K), s.K),
+        u_(arena.take<Scalar>(columns)),
+        o_(arena.take<Scalar>(columns)) {}
 
-  // Token t: kt_t and u_t are left in kt() and u(), and the state before it becomes the state after it.
-  void update(const Head<Scalar>& x, Index t, MatrixRef<Scalar> S, MatrixRef<Scalar> M) {
+  // Token t, columns from `begin` on: kt_t and u_t are left in kt() and u(), and the state before the token
+  // becomes the state after it.
+  void update(const Head<Scalar, Storage>& x, Index t, Index begin, MatrixRef<Scalar> S,
+              MatrixRef<Scalar> M) {
     const Scalar alpha = decay(x.log_alpha[t]);
     const Scalar mu = decay(x.log_mu[t]);
-    kt_ = x.eta[t] * x.k.row(t);                   // 1 x K
-    u_ = x.v.row(t);                               // 1 x V
-    u_.noalias() -= x.p.row(t) * S;                // 1 x V
-    M = mu * M - kt_.transpose().lazyProduct(u_);  // K x V
-    S = alpha * S - x.beta[t] * M;                 // K x V
+    RowMap u = this->u(S.cols());
+    kt_ = x.eta[t] * x.k.row(t).template cast<Scalar>();              // 1 x K
+    p_ = x.p.row(t).template cast<Scalar>();                          // 1 x K
+    u = x.v.row(t).segment(begin, S.cols()).template cast<Scalar>();  // 1 x V
+    u.noalias() -= p_ * S;                                            // 1 x V
+    M = mu * M - kt_.transpose().lazyProduct(u);                      // K x V
+    S = alpha * S - x.beta[t] * M;                                    // K x V
   }
 
-  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see
-  // saved.hpp.
+  // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
+  // o: T x V, assigned. record: see saved.hpp.
   template <class Record>
-  void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
+  void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
+                  const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
                   const Record& record) {
+    const Index V = end - begin;
+    StateMap S(S_, K_, V), M(M_, K_, V);
+    RowMap o_t(o_, V);
+    first.S.read(begin, S);
+    first.M.read(begin, M);
     for (Index t = 0; t < x.T(); ++t) {
-      if (record.wants_state(t)) record.state(t, 0, S, M);
-      update(x, t, S, M);
-      record.u(t, 0, u_);
-      o_.noalias() = x.q.row(t) * S;  // 1 x V
-      o.row(t) = x.scale * o_;        // 1 x V
+      for (Index column = 0; record.wants_state(t) && column < V; column += panel_width<Scalar>) {
+        const Index width = std::min<Index>(panel_width<Scalar>, V - column);
+        record.state(
+            t, begin + column, width, [&](Index i) { return load_row<Scalar>(&S(i, column), width); },
+            [&](Index i) { return load_row<Scalar>(&M(i, column), width); });
+      }
+      update(x, t, begin, S, M);
+      record.u(t, begin, u(V).array());
+      q_ = x.q.row(t).template cast<Scalar>();                    // 1 x K
+      o_t.noalias() = q_ * S;                                     // 1 x V
+      o_t *= x.scale;                                             // 1 x V
+      o.row(t).segment(begin, V) = o_t.template cast<Storage>();  // 1 x V
     }
+    last.S.write(begin, S);
+    last.M.write(begin, M);
   }
 
-  const RowVector<Scalar>& kt() const { return kt_; }
-  const RowVector<Scalar>& u() const { return u_; }
+  const Eigen::Map<RowVector<Scalar>>& kt() const { return kt_; }
+  Eigen::Map<RowVector<Scalar>> u(Index columns) const { return {u_, columns}; }
 
  private:
-  RowVector<Scalar> kt_, u_, o_;
+  using RowMap = Eigen::Map<RowVector<Scalar>>;
+  using StateMap = Eigen::Map<Matrix<Scalar>>;
+
+  Index K_;
+  Scalar *S_, *M_;     // K x columns
+  RowMap q_, p_, kt_;  // 1 x K
+  Scalar *u_, *o_;     // 1 x columns
 };
 
 }  // namespace momentum_delta::detail

@@ -16,34 +16,52 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
-#include "momentum_delta/recurrent/forward.hpp"
+#include "momentum_delta/decay_mask.hpp"
+#include "momentum_delta/detail/head.hpp"
+#include "momentum_delta/detail/panel.hpp"
+#include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
 
-template <class Scalar>
+template <class Scalar, class Storage>
 class FusedForward {
  public:
-  explicit FusedForward(Index K) : R_(std::size_t(K)), N_(std::size_t(K)), steps_(std::size_t(block)) {}
+  // Room for `columns` columns of a head's V.
+  FusedForward(Arena& arena, const Sizes& s, Index columns)
+      : K_(s.K),
+        R_(arena.take<Scalar>(s.K * round_up(columns, W))),
+        N_(arena.take<Scalar>(s.K * round_up(columns, W))),
+        steps_(arena.take<Step>(block)) {
+    if constexpr (converts) q_ = arena.take<Scalar>(block * s.K);
+    if constexpr (converts) k_ = arena.take<Scalar>(block * s.K);
+    if constexpr (converts) p_ = arena.take<Scalar>(block * s.K);
+  }
 
-  // S, M: in, the state before the first token; out, after the last. o: T x V, assigned. record: see
-  // saved.hpp.
+  // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
+  // o: T x V, assigned. record: see saved.hpp.
   template <class Record>
-  void operator()(const Head<Scalar>& x, MatrixRef<Scalar> S, MatrixRef<Scalar> M, RowsMap<Scalar> o,
+  void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
+                  const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
                   const Record& record) {
+    first.S.read(begin, end, K_, R_, K_ * W, K_ * W);
+    first.M.read(begin, end, K_, N_, K_ * W, K_ * W);
+    Scalar a = Scalar(1), m = Scalar(1);
     for (Index t0 = 0; t0 < x.T(); t0 += block) {
       const Index n = std::min(block, x.T() - t0);
-      plan(x, t0, n);
-      for (Index column = 0; column < x.V(); column += W)
-        panel(x, t0, n, column, std::min<Index>(W, x.V() - column), S, M, o, record);
+      const Tokens tokens{rows(x.q, t0, n, q_), rows(x.k, t0, n, k_), rows(x.p, t0, n, p_)};
+      plan(x, t0, n, a, m);
+      for (Index column = begin; column < end; column += W)
+        panel(x, tokens, t0, n, column, std::min<Index>(W, end - column), (column - begin) * K_, o, record);
     }
+    last.S.write(begin, end, K_, R_, K_ * W, a);
+    last.M.write(begin, end, K_, N_, K_ * W, m);
   }
 
  private:
-  static constexpr int W = std::max<int>(1, 64 / int(sizeof(Scalar)));  // columns: a cache line of them
-  static constexpr Index block = 512;                                   // tokens planned at a time
-  using Row = Eigen::Array<Scalar, 1, W>;
+  static constexpr int W = panel_width<Scalar>;
+  static constexpr Index block = 256;  // tokens planned, and converted, at a time
+  static constexpr bool converts = !std::is_same_v<Scalar, Storage>;
 
   // The scalars of one token, the same for every panel.
   struct Step {
@@ -55,11 +73,30 @@ class FusedForward {
     bool fold;
   };
 
-  void plan(const Head<Scalar>& x, Index t0, Index n) {
+  struct ScalarRows {
+    const Scalar* data;
+    Index stride;
+    const Scalar* operator[](Index i) const { return data + i * stride; }
+  };
+  struct Tokens {
+    ScalarRows q, k, p;
+  };
+
+  // Rows [t0, t0 + n) as Scalars: where they are, or converted into `buffer`.
+  ScalarRows rows(const RowsMap<const Storage>& from, Index t0, Index n, Scalar* buffer) const {
+    if constexpr (converts) {
+      for (Index i = 0; i < n; ++i) convert(from.row(t0 + i).data(), buffer + i * K_, K_);
+      return {buffer, K_};
+    } else {
+      return {from.row(t0).data(), from.outerStride()};
+    }
+  }
+
+  // a, m: in, before the block; out, after it.
+  void plan(const Head<Scalar, Storage>& x, Index t0, Index n, Scalar& a, Scalar& m) {
     const auto outside = [](const Scalar& c) { return !(c >= Scalar(1e-8) && c <= Scalar(1e8)); };
-    Scalar a = Scalar(1), m = Scalar(1);
     for (Index i = 0; i < n; ++i) {
-      Step& s = steps_[std::size_t(i)];
+      Step& s = steps_[i];
       s.a = a;
       s.m = m;
       a *= decay(x.log_alpha[t0 + i]);
@@ -72,67 +109,56 @@ class FusedForward {
       s.write = x.beta[t0 + i] * m / a;
       s.read = x.scale * a;
     }
-    a_ = a;
-    m_ = m;
   }
 
-  // Tokens [t0, t0 + n), columns [column, column + width); the panel's other columns are 0.
+  // Tokens [t0, t0 + n), columns [column, column + width), which lie at `offset` of R and N.
   template <class Record>
-  void panel(const Head<Scalar>& x, Index t0, Index n, Index column, Index width, MatrixRef<Scalar>& S,
-             MatrixRef<Scalar>& M, RowsMap<Scalar>& o, const Record& record) {
-    const Index K = x.K();
-    for (Index i = 0; i < K; ++i) {
-      R_[std::size_t(i)].setZero();
-      N_[std::size_t(i)].setZero();
-      R_[std::size_t(i)].head(width) = S.row(i).segment(column, width).array();
-      N_[std::size_t(i)].head(width) = M.row(i).segment(column, width).array();
-    }
-    Row pR = Row::Zero(), qR;
-    const Scalar* p = x.p.row(t0).data();
-    for (Index i = 0; i < K; ++i) pR += p[i] * R_[std::size_t(i)];
+  void panel(const Head<Scalar, Storage>& x, const Tokens& tokens, Index t0, Index n, Index column,
+             Index width, Index offset, RowsMap<Storage>& o, const Record& record) {
+    Scalar* const R = R_ + offset;
+    Scalar* const N = N_ + offset;
+    Row<Scalar> pR = Row<Scalar>::Zero(), qR;
+    for (Index i = 0; i < K_; ++i) pR += tokens.p[0][i] * aligned_row(R + i * W);
 
     for (Index i = 0; i < n; ++i) {
       const Index t = t0 + i;
-      const Step& s = steps_[std::size_t(i)];
-      if (record.wants_state(t)) {
-        store(s.a, s.m, column, width, S, M);
-        record.state(t, column, S.middleCols(column, width), M.middleCols(column, width));
-      }
-      Row u = Row::Zero();
-      u.head(width) = x.v.row(t).segment(column, width).array();
+      const Step& s = steps_[i];
+      if (record.wants_state(t))
+        record.state(
+            t, column, width, [&](Index row) -> Row<Scalar> { return s.a * aligned_row(R + row * W); },
+            [&](Index row) -> Row<Scalar> { return s.m * aligned_row(N + row * W); });
+      Row<Scalar> u = load_row<Scalar>(x.v.row(t).data() + column, width);
       u -= s.a * pR;
-      record.u(t, column, u.head(width).matrix());
+      record.u(t, column, u.head(width));
       u *= s.u;
-      const Scalar* p_next = x.p.row(i + 1 < n ? t + 1 : t).data();
+      const Scalar* const p_next = tokens.p[i + 1 < n ? i + 1 : i];
       if (s.fold)
-        sweep<true>(K, s, x.k.row(t).data(), x.q.row(t).data(), p_next, u, qR, pR);
+        sweep<true>(K_, s, R, N, tokens.k[i], tokens.q[i], p_next, u, qR, pR);
       else
-        sweep<false>(K, s, x.k.row(t).data(), x.q.row(t).data(), p_next, u, qR, pR);
+        sweep<false>(K_, s, R, N, tokens.k[i], tokens.q[i], p_next, u, qR, pR);
       qR *= s.read;
-      o.row(t).segment(column, width) = qR.head(width).matrix();
+      store_row(qR, o.data() + t * o.outerStride() + column, width);
     }
-    store(a_, m_, column, width, S, M);
   }
 
-  // One token: N and R updated, qR = q R, pR = p R.
+  // One token: N and R updated, qR = q R, pR = p R. A function of its own, whose loop gets all registers.
   template <bool Fold>
-  void sweep(Index K, const Step& s, const Scalar* k, const Scalar* q, const Scalar* p, const Row& u, Row& qR,
-             Row& pR) {
-    Row* const R = R_.data();
-    Row* const N = N_.data();
-    const Row u_t = u;
+  EIGEN_DONT_INLINE static void sweep(Index K, const Step& s, Scalar* R, Scalar* N, const Scalar* k,
+                                      const Scalar* q, const Scalar* p, const Row<Scalar>& u, Row<Scalar>& qR,
+                                      Row<Scalar>& pR) {
+    const Row<Scalar> u_t = u;
     const Scalar write = s.write;
-    Row from_q = Row::Zero(), from_p = Row::Zero();
+    Row<Scalar> from_q = Row<Scalar>::Zero(), from_p = Row<Scalar>::Zero();
     for (Index i = 0; i < K; ++i) {
-      Row N_i = N[i], R_i = R[i];
+      Row<Scalar> N_i = aligned_row(N + i * W), R_i = aligned_row(R + i * W);
       if constexpr (Fold) {
         N_i *= s.fold_m;
         R_i *= s.fold_a;
       }
       N_i -= k[i] * u_t;
       R_i -= write * N_i;
-      N[i] = N_i;
-      R[i] = R_i;
+      aligned_row(N + i * W) = N_i;
+      aligned_row(R + i * W) = R_i;
       from_q += q[i] * R_i;
       from_p += p[i] * R_i;
     }
@@ -140,18 +166,10 @@ class FusedForward {
     pR = from_p;
   }
 
-  // The panel's columns of S and M, which it leaves as they are in R and N.
-  void store(Scalar a, Scalar m, Index column, Index width, MatrixRef<Scalar>& S,
-             MatrixRef<Scalar>& M) const {
-    for (Index i = 0; i < S.rows(); ++i) {
-      S.row(i).segment(column, width) = (a * R_[std::size_t(i)]).head(width).matrix();
-      M.row(i).segment(column, width) = (m * N_[std::size_t(i)]).head(width).matrix();
-    }
-  }
-
-  std::vector<Row> R_, N_;  // K rows
-  std::vector<Step> steps_;
-  Scalar a_, m_;  // after the block's last token
+  Index K_;
+  Scalar *R_, *N_;  // a K x W panel for each W columns
+  Step* steps_;
+  Scalar *q_ = nullptr, *k_ = nullptr, *p_ = nullptr;  // block x K, if Storage is another type
 };
 
 }  // namespace momentum_delta::detail

@@ -1,0 +1,259 @@
+// The unit of the fast kernels: a row of one cache line, and the tile of rows that a product keeps in
+// registers. A panel is a K x W or n x W matrix of such rows, contiguous, whose columns past the tensor's edge
+// are 0.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "momentum_delta/types.hpp"
+
+namespace momentum_delta::detail {
+
+template <class Scalar>
+inline constexpr int panel_width = std::max<int>(1, 64 / int(sizeof(Scalar)));
+
+template <class Scalar>
+using Row = Eigen::Array<Scalar, 1, panel_width<Scalar>>;
+
+// Rows of a tile: as many as leave registers to spare for the other operand. (With 8 rows of 64 bytes, AVX2's
+// sixteen registers of 32 bytes would not suffice.)
+#ifdef EIGEN_VECTORIZE_AVX512
+inline constexpr int tile_rows = 8;
+#else
+inline constexpr int tile_rows = 4;
+#endif
+
+constexpr Index round_up(Index size, Index multiple) {
+  return (size + multiple - 1) / multiple * multiple;
+}
+
+// A number of tokens or channels in whole tiles and rows.
+template <class Scalar>
+constexpr Index padded(Index size) {
+  return round_up(size, std::max(panel_width<Scalar>, tile_rows));
+}
+
+// A row of a panel, aligned.
+template <class Scalar>
+Eigen::Map<Row<std::remove_const_t<Scalar>>, Eigen::AlignedMax> aligned_row(Scalar* row) {
+  return Eigen::Map<Row<Scalar>, Eigen::AlignedMax>(row);
+}
+template <class Scalar>
+Eigen::Map<const Row<Scalar>, Eigen::AlignedMax> aligned_row(const Scalar* row) {
+  return Eigen::Map<const Row<Scalar>, Eigen::AlignedMax>(row);
+}
+
+// Between storage and compute types, n contiguous elements; to storage rounds to nearest even.
+template <class Scalar, class Storage>
+void convert(const Storage* from, Scalar* to, Index n) {
+  Eigen::Map<Eigen::Array<Scalar, 1, Eigen::Dynamic>>(to, n) =
+      Eigen::Map<const Eigen::Array<Storage, 1, Eigen::Dynamic>>(from, n).template cast<Scalar>();
+}
+// Eigen 3.4 converts bfloat16 one element at a time; compilers vectorise this.
+inline void convert(const Eigen::bfloat16* from, float* to, Index n) {
+  for (Index i = 0; i < n; ++i) to[i] = std::bit_cast<float>(std::uint32_t(from[i].value) << 16);
+}
+
+// `width` <= W elements of memory as a row, 0 after them.
+template <class Scalar, class Storage>
+EIGEN_ALWAYS_INLINE Row<Scalar> load_row(const Storage* from, Index width) {
+  Row<Scalar> row;
+  if (width == panel_width<Scalar>) {
+    if constexpr (std::is_same_v<Scalar, Storage>)
+      row = Eigen::Map<const Row<Scalar>>(from);
+    else
+      convert(from, row.data(), panel_width<Scalar>);
+  } else {
+    row.setZero();
+    for (Index i = 0; i < width; ++i) row[int(i)] = Scalar(from[i]);
+  }
+  return row;
+}
+
+// The first `width` <= W elements of a row to memory.
+template <class Storage, class Scalar>
+EIGEN_ALWAYS_INLINE void store_row(const Row<Scalar>& row, Storage* to, Index width) {
+  if (width == panel_width<Scalar>) {
+    if constexpr (std::is_same_v<Scalar, Storage>)
+      Eigen::Map<Row<Scalar>>{to} = row;
+    else
+      convert(row.data(), to, panel_width<Scalar>);
+  } else {
+    for (Index i = 0; i < width; ++i) to[i] = Storage(row[int(i)]);
+  }
+}
+
+// f(i) in lane i. (Compilers vectorise such a loop; Eigen 3.4 does not vectorise select.)
+template <class Scalar, class F>
+EIGEN_ALWAYS_INLINE Row<Scalar> by_lane(const F& f) {
+  Row<Scalar> row;
+  for (int i = 0; i < panel_width<Scalar>; ++i) row[i] = f(i);
+  return row;
+}
+// The row with another value in one lane.
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Row<Scalar> with_lane(const Row<Scalar>& row, Index lane, Scalar value) {
+  return by_lane<Scalar>([&, l = int(lane)](int i) { return i == l ? value : row[i]; });
+}
+// The row with 0 in its lanes from `count` on, whatever is there.
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Row<Scalar> first_lanes(const Row<Scalar>& row, Index count) {
+  return by_lane<Scalar>([&, n = int(std::min<Index>(count, panel_width<Scalar>))](int i) {
+    return i < n ? row[i] : Scalar(0);
+  });
+}
+
+// The sum of all lanes, by halves.
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Scalar lane_sum(Row<Scalar> row) {
+  for (int half = panel_width<Scalar> / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) row[i] += row[i + half];
+  return row[0];
+}
+
+// n rows of memory, columns from `column` on, as a panel, with 0 in its rows from n to `rows`.
+template <class Scalar, class Rows>
+void load_rows(const Rows& from, Index t0, Index n, Index column, Index width, Index rows, Scalar* panel) {
+  constexpr Index W = panel_width<Scalar>;
+  for (Index i = 0; i < n; ++i)
+    aligned_row(panel + i * W) =
+        load_row<Scalar>(from.data() + (t0 + i) * from.outerStride() + column, width);
+  for (Index i = n; i < rows; ++i) aligned_row(panel + i * W).setZero();
+}
+
+// For a lambda on unroll(): inlined, so that the rows of a Tile it indexes stay in registers.
+#if defined(__GNUC__)
+#define MOMENTUM_DELTA_INLINE __attribute__((always_inline))
+#else
+#define MOMENTUM_DELTA_INLINE
+#endif
+
+// f(0), f(1), .. f(N - 1) with constants. (Loops are unrolled too late for g++ to keep what they index in
+// registers.)
+template <int N, class F>
+EIGEN_ALWAYS_INLINE void unroll(const F& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) MOMENTUM_DELTA_INLINE {
+    (f(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, N>{});
+}
+
+// A product's rows in registers.
+template <class Scalar, int Rows = tile_rows>
+struct Tile {
+  Row<Scalar> row[Rows];
+
+  EIGEN_ALWAYS_INLINE void set_zero() {
+    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i].setZero(); });
+  }
+  // From and to rows at `rows`, `stride` apart.
+  EIGEN_ALWAYS_INLINE void load(const Scalar* rows, Index stride) {
+    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] = aligned_row(rows + i * stride); });
+  }
+  EIGEN_ALWAYS_INLINE void store(Scalar* rows, Index stride) const {
+    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { aligned_row(rows + i * stride) = row[i]; });
+  }
+  // row_i += sum_k a[i * i_stride + k * k_stride] b_k, for n rows b_k at b, b_stride apart.
+  EIGEN_ALWAYS_INLINE void add(const Scalar* a, Index i_stride, Index k_stride, const Scalar* b,
+                               Index b_stride, Index n) {
+    for (Index k = 0; k < n; ++k) {
+      const Row<Scalar> b_k = aligned_row(b + k * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] += a[i * i_stride + k * k_stride] * b_k; });
+    }
+  }
+  // row_i += sum_k a_ik b_k + c_ik d_k, for n rows b_k and d_k of stride W. The coefficients of each k lie
+  // together: Rows of a, then Rows of c.
+  EIGEN_ALWAYS_INLINE void add_both(const Scalar* coefficients, const Scalar* b, const Scalar* d, Index n) {
+    constexpr int W = panel_width<Scalar>;
+    for (Index k = 0; k < n; ++k) {
+      const Row<Scalar> b_k = aligned_row(b + k * W), d_k = aligned_row(d + k * W);
+      const Scalar* const a = coefficients + k * 2 * Rows;
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] += a[i] * b_k; });
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] += a[Rows + i] * d_k; });
+    }
+  }
+  EIGEN_ALWAYS_INLINE void subtract(const Scalar* a, Index i_stride, Index k_stride, const Scalar* b,
+                                    Index b_stride, Index n) {
+    for (Index k = 0; k < n; ++k) {
+      const Row<Scalar> b_k = aligned_row(b + k * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] -= a[i * i_stride + k * k_stride] * b_k; });
+    }
+  }
+  // Products with a triangle L_ij = a[i * stride + j], or with its transpose. What it keeps from a row never
+  // meets it, not even multiplied by 0.
+  // row_i += sum_{j <= i} L_ij b_j
+  EIGEN_ALWAYS_INLINE void add_lower(const Scalar* a, Index stride, const Scalar* b, Index b_stride) {
+    unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
+      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
+        if constexpr (i >= j) row[i] += a[i * stride + j] * b_j;
+      });
+    });
+  }
+  // row_i += sum_{j < i} L_ij b_j
+  EIGEN_ALWAYS_INLINE void add_strictly_lower(const Scalar* a, Index stride, const Scalar* b,
+                                              Index b_stride) {
+    unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
+      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
+        if constexpr (i > j) row[i] += a[i * stride + j] * b_j;
+      });
+    });
+  }
+  // row_i += sum_{j >= i} L_ji b_j
+  EIGEN_ALWAYS_INLINE void add_lower_transposed(const Scalar* a, Index stride, const Scalar* b,
+                                                Index b_stride) {
+    unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
+      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
+        if constexpr (i <= j) row[i] += a[j * stride + i] * b_j;
+      });
+    });
+  }
+  // row_i += sum_{j > i} L_ji b_j
+  EIGEN_ALWAYS_INLINE void add_strictly_lower_transposed(const Scalar* a, Index stride, const Scalar* b,
+                                                         Index b_stride) {
+    unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
+      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
+        if constexpr (i < j) row[i] += a[j * stride + i] * b_j;
+      });
+    });
+  }
+  // rows = (I + L)^{-1} rows and (I + L)^{-T} rows, reading L_ij with j < i
+  EIGEN_ALWAYS_INLINE void solve_unit_lower(const Scalar* a, Index stride) {
+    unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
+        if constexpr (i > j) row[i] -= a[i * stride + j] * row[j];
+      });
+    });
+  }
+  EIGEN_ALWAYS_INLINE void solve_unit_lower_transposed(const Scalar* a, Index stride) {
+    unroll<Rows>([&](auto reversed) MOMENTUM_DELTA_INLINE {
+      constexpr int j = Rows - 1 - reversed;
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
+        if constexpr (i < j) row[i] -= a[j * stride + i] * row[j];
+      });
+    });
+  }
+};
+
+// to_ji = from_ij for rows x cols elements, both multiples of the panel width.
+template <class Scalar>
+void transpose(const Scalar* from, Index from_stride, Index rows, Index cols, Scalar* to, Index to_stride) {
+  constexpr int W = panel_width<Scalar>;
+  Eigen::Array<Scalar, W, W, Eigen::RowMajor> block;
+  for (Index i = 0; i < rows; i += W) {
+    for (Index j = 0; j < cols; j += W) {
+      for (int r = 0; r < W; ++r) block.row(r) = aligned_row(from + (i + r) * from_stride + j);
+      block.transposeInPlace();
+      for (int r = 0; r < W; ++r) aligned_row(to + (j + r) * to_stride + i) = block.row(r);
+    }
+  }
+}
+
+}  // namespace momentum_delta::detail
