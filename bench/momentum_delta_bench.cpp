@@ -1,64 +1,209 @@
-// Time per token and head of forward(): forward/<algorithm>/<scalar>/K:../V:../chunk:.. (0: default).
+// Time per token and head of forward(), of forward() and backward(), and of step(), beside what this machine
+// can do. See README.md for the names, the counters and the commands.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <ctime>
 #include <momentum_delta/momentum_delta.hpp>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
+
+#include "machine.hpp"
+#include "problem.hpp"
 
 namespace {
 
-namespace md = momentum_delta;
+using namespace bench;
 
-template <class Scalar>
-void forward(benchmark::State& state, md::Algorithm algorithm, md::Index K, md::Index V,
-             md::Index chunk_size) {
-  using Rows = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  using Gate = Eigen::Matrix<Scalar, Eigen::Dynamic, 1>;
-  const md::Index T = 2048;
-  const Rows q = Rows::Random(T, K), v = Rows::Random(T, V), k = Rows::Random(T, K).rowwise().normalized();
-  const Gate log_alpha = Gate::Constant(T, Scalar(-0.01)), log_mu = Gate::Constant(T, Scalar(-0.5));
-  const Rows p = k * std::exp(Scalar(-0.01));
-  Rows o(T, V);
-  const md::Inputs<Scalar> x{.q = q, .k = k, .v = v, .p = p, .log_alpha = log_alpha, .log_mu = log_mu};
-  md::Options options{.algorithm = algorithm};
-  if (chunk_size > 0) options.chunk_size = chunk_size;
+// Tries of a machine's figure just before a benchmark is timed and just after.
+constexpr int tries = 4;
+
+struct Case {
+  Index K, V, T = 1;
+  int threads = 1;
+  md::Algorithm algorithm = md::Algorithm::automatic;
+  std::optional<Index> chunk_size{};  // absent: the library's default
+};
+
+template <std::size_t N>
+struct Timing {
+  double seconds;                    // of one call
+  std::array<double, N> references;  // what the machine could do at the time
+};
+template <std::size_t N>
+Timing(double, std::array<double, N>) -> Timing<N>;  // clang++ 14 deduces none itself
+
+// Times call(), by processor time if it has one thread and by the wall clock if it has more, between two
+// measurements of the references; the better one counts, as the machine's clock drifts.
+template <class References, class Call>
+auto time(benchmark::State& state, int threads, const References& references, const Call& call) {
+  Timing timing{0.0, references()};
+  const std::clock_t processor = std::clock();
+  const Stopwatch watch;
   for (auto _ : state) {
-    md::forward(x, {.o = o}, options);
-    benchmark::DoNotOptimize(o.data());
+    call();
     benchmark::ClobberMemory();
   }
-  const double tokens = double(T) * double(state.iterations());
-  state.counters["ns_per_token_head"] =
-      benchmark::Counter(tokens * 1e-9, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
-  state.counters["GFLOP/s"] =  // 12 K V useful operations a token and head
-      benchmark::Counter(tokens * 12e-9 * double(K * V), benchmark::Counter::kIsRate);
+  const double seconds = threads == 1 ? double(std::clock() - processor) / CLOCKS_PER_SEC : watch.seconds();
+  timing.seconds = seconds / double(state.iterations());
+  const auto after = references();
+  for (std::size_t i = 0; i < after.size(); ++i)
+    timing.references[i] = std::max(timing.references[i], after[i]);
+  return timing;
 }
 
-template <class Scalar>
-void add(const std::string& scalar) {
-  struct Shape {
-    md::Index K, V;
+// A call over a sequence, with so many useful operations for each element of the state, token and head.
+template <class Scalar, class Call>
+void time_sequence(benchmark::State& state, const Case& c, double operations, const Call& call) {
+  const auto [seconds, references] = time(
+      state, c.threads, [] { return std::array{peak_flops<Scalar>(tries)}; }, call);
+  const double token_heads = double(c.T * heads);
+  state.counters["ns_per_token_head"] = seconds / token_heads * 1e9;
+  state.counters["peak_GFLOP/s"] = references[0] * 1e-9;
+  state.counters["peak_fraction"] =
+      operations * double(c.K * c.V) * token_heads / (seconds * references[0] * c.threads);
+}
+
+template <class Scalar, class Storage>
+void forward(benchmark::State& state, const Case& c) {
+  Problem<Scalar, Storage> problem(c.T, c.K, c.V);
+  md::ThreadPool pool(c.threads);
+  md::Workspace workspace;
+  const md::Options options{
+      .algorithm = c.algorithm, .chunk_size = c.chunk_size, .executor = &pool, .workspace = &workspace};
+  time_sequence<Scalar>(state, c, 12, [&] { md::forward(problem.inputs(), problem.outputs(), options); });
+}
+
+template <class Scalar, class Storage>
+void training(benchmark::State& state, const Case& c) {
+  Problem<Scalar, Storage> problem(c.T, c.K, c.V);
+  Gradients<Scalar, Storage> gradients(problem);
+  md::Saved<Scalar> saved(1, true);
+  md::ThreadPool pool(c.threads);
+  md::Workspace workspace;
+  const md::Options backward_options{.executor = &pool, .workspace = &workspace};
+  md::Options options = backward_options;
+  options.algorithm = c.algorithm;
+  options.chunk_size = c.chunk_size;
+  time_sequence<Scalar>(state, c, 36, [&] {
+    md::forward(problem.inputs(), problem.outputs(), saved, options);
+    md::backward(problem.inputs(), saved, gradients.upstream(), gradients.views(), backward_options);
+  });
+}
+
+template <class Scalar, class Storage>
+void step(benchmark::State& state, const Case& c) {
+  Problem<Scalar, Storage> problem(1, c.K, c.V);
+  std::vector<Scalar> S(std::size_t(heads * c.K * c.V)), M = S;
+  const md::StateView<Scalar> S_view(S.data(), {1, heads, c.K, c.V}), M_view(M.data(), {1, heads, c.K, c.V});
+  md::ThreadPool pool(c.threads);
+  md::Workspace workspace;
+  const md::Options options{.executor = &pool, .workspace = &workspace};
+  const std::size_t bytes = 2 * S.size() * sizeof(Scalar);
+  WorkingSet memory(bytes);
+  const auto [seconds, references] = time(
+      state, c.threads,
+      [&] {
+        return std::array{memory.copy_rate(4 * tries, pool), memory.update_rate(4 * tries, pool)};
+      },
+      [&] { md::step(problem.inputs(), S_view, M_view, problem.outputs().o, options); });
+  const double rate = 2 * double(bytes) / seconds;
+  state.counters["ns_per_token_head"] = seconds / double(heads) * 1e9;
+  state.counters["copy_GB/s"] = references[0] * 1e-9;
+  state.counters["update_GB/s"] = references[1] * 1e-9;
+  state.counters["bandwidth_fraction"] = rate / references[0];
+  state.counters["update_fraction"] = rate / references[1];
+}
+
+using Function = void(benchmark::State&, const Case&);
+
+// kind: up to the sizes, as forward/chunk/float.
+void add(const std::string& kind, Function* function, const Case& c) {
+  const auto part = [](const char* key, Index value) { return key + std::to_string(value); };
+  const std::string name = kind + part("/K:", c.K) + part("/V:", c.V) + (c.T > 1 ? part("/T:", c.T) : "") +
+                           (c.chunk_size ? part("/chunk:", *c.chunk_size) : "") +
+                           part("/threads:", c.threads);
+  benchmark::RegisterBenchmark(name.c_str(), function, c)->Unit(benchmark::kMicrosecond);
+}
+
+void add_sequence(const std::string& pass, const std::string& type, Function* function, Case c) {
+  const auto add_form = [&](const char* form, md::Algorithm algorithm) {
+    c.algorithm = algorithm;
+    add(pass + form + type, function, c);
   };
-  for (const Shape s : {Shape{64, 64}, {128, 128}, {128, 256}, {256, 512}}) {
-    const auto name = [&](const std::string& algorithm, md::Index chunk_size) {
-      return "forward/" + algorithm + "/" + scalar + "/K:" + std::to_string(s.K) +
-             "/V:" + std::to_string(s.V) + "/chunk:" + std::to_string(chunk_size);
-    };
-    const auto add_one = [&](const std::string& label, md::Algorithm algorithm, md::Index chunk_size) {
-      benchmark::RegisterBenchmark(name(label, chunk_size).c_str(), forward<Scalar>, algorithm, s.K, s.V,
-                                   chunk_size);
-    };
-    add_one("automatic", md::Algorithm::automatic, 0);
-    add_one("recurrent", md::Algorithm::recurrent, 0);
-    for (const md::Index chunk_size : {16, 32, 64, 128}) add_one("chunk", md::Algorithm::chunk, chunk_size);
+  add_form("/automatic/", md::Algorithm::automatic);
+  add_form("/recurrent/", md::Algorithm::recurrent);
+  add_form("/chunk/", md::Algorithm::chunk);
+  for (const Index chunk_size : {16, 32, 64, 128}) {
+    c.chunk_size = chunk_size;
+    add_form("/chunk/", md::Algorithm::chunk);
   }
+}
+
+// What there is for every type.
+template <class Scalar, class Storage = Scalar>
+void add_type(const std::string& type) {
+  const int all = md::ThreadPool().threads();
+  constexpr Index T = 2048;
+  for (const Case& shape : {Case{64, 64}, Case{128, 128}, Case{128, 256}, Case{256, 512}}) {
+    std::set<int> threads{1, all};
+    if (shape.K == 128 && shape.V == 256)
+      for (int n = 2; n <= std::min(all, 16); n *= 2) threads.insert(n);
+    for (const int n : threads) {
+      add_sequence("forward", type, forward<Scalar, Storage>, {shape.K, shape.V, T, n});
+      add_sequence("training", type, training<Scalar, Storage>, {shape.K, shape.V, T, n});
+    }
+  }
+  for (const int n : std::set{1, all}) add("step/" + type, step<Scalar, Storage>, {256, 512, 1, n});
+}
+
+// Is the cost linear in T?
+void add_lengths() {
+  for (Index T = 256; T <= 65536; T *= 4) {
+    add("forward/recurrent/float", forward<float, float>, {128, 256, T, 1, md::Algorithm::recurrent});
+    add("forward/chunk/float", forward<float, float>, {128, 256, T, 1, md::Algorithm::chunk});
+  }
+}
+
+void add_context(const char* key, double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  benchmark::AddCustomContext(key, text);
+}
+
+void add_machine() {
+  benchmark::AddCustomContext("Eigen_SIMD", Eigen::SimdInstructionSetsInUse());
+#ifdef __VERSION__
+  benchmark::AddCustomContext("compiler", __VERSION__);
+#endif
+  add_context("peak_float_GFLOP/s", peak_flops<float>(50) * 1e-9);  // bfloat16 is computed in float, too
+  add_context("peak_double_GFLOP/s", peak_flops<double>(50) * 1e-9);
+  md::SerialExecutor serial;
+  {
+    WorkingSet state(2 * std::size_t(heads) * 256 * 512 * sizeof(float));
+    add_context("copy_step_float_GB/s", state.copy_rate(50, serial) * 1e-9);
+    add_context("update_step_float_GB/s", state.update_rate(50, serial) * 1e-9);
+  }
+  WorkingSet large(large_working_set());
+  add_context("large_MiB", double(large_working_set()) / (1 << 20));
+  add_context("copy_large_GB/s", large.copy_rate(5, serial) * 1e-9);
+  add_context("update_large_GB/s", large.update_rate(5, serial) * 1e-9);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  add<float>("float");
-  add<double>("double");
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  add_type<float>("float");
+  add_type<double>("double");
+  add_type<float, Eigen::bfloat16>("bfloat16");
+  add_lengths();
+  add_machine();
   benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
 }
