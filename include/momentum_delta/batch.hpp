@@ -8,6 +8,7 @@
 #include "momentum_delta/recurrent/backward.hpp"
 #include "momentum_delta/recurrent/forward.hpp"
 #include "momentum_delta/recurrent/fused.hpp"
+#include "momentum_delta/recurrent/step.hpp"
 #include "momentum_delta/saved.hpp"
 #include "momentum_delta/workspace.hpp"
 
@@ -201,13 +202,15 @@ void step(const Inputs<Scalar, Storage>& x, std::type_identity_t<StateView<Scala
   using namespace detail;
   check_step(Check("step"), x, S, M, o, options);
   const Sizes s = sizes_of(x);
-  const auto make = [&](Arena& arena) { return RecurrentForward<Scalar, Storage>(arena, s, s.V); };
-  for_each_task(options, s.B * s.HV, make, [&](auto& kernel, Index i) {
-    const Index b = i / s.HV, h = i % s.HV;
-    const StateRows<Scalar> S_h = state_rows(S, b, h), M_h = state_rows(M, b, h);
-    kernel(head_of(x, {b, 0, 1}, h), 0, s.V, {{S_h.data, S_h.stride}, {M_h.data, M_h.stride}},
-           o.rows(b, h, 0, 1), {S_h, M_h}, NoRecord{});
-  });
+  const Index columns = columns_per_task<Scalar>(options, s.B * s.HV, s.V);
+  const Index parts = columns == 0 ? 1 : (s.V + columns - 1) / columns;
+  for_each_task(
+      options, s.B * s.HV * parts, [&](Arena& arena) { return Step<Scalar, Storage>(arena, s); },
+      [&](auto& kernel, Index i) {
+        const Index b = i / parts / s.HV, h = i / parts % s.HV, begin = i % parts * columns;
+        kernel(head_of(x, {b, 0, 1}, h), begin, std::min(s.V, begin + columns), state_rows(S, b, h),
+               state_rows(M, b, h), o.rows(b, h, 0, 1));
+      });
 }
 
 }  // namespace momentum_delta

@@ -285,7 +285,7 @@ class ChunkBackward {
       const Index row = i + r, t = row + 1;
       if (row >= n) aligned_row(Y + row * C + j).setZero();
       if (row >= n || j > row) return;
-      const Lanes kept = first_lanes<Scalar>(dou.row[r], t - j);
+      const Lanes kept = first_lanes<Scalar>(dou.row(r), t - j);
       aligned_row(Y + row * C + j) = kept * aligned_row(c.mask.G(t) + j);
       aligned_row(dmask.G + t * c.mask.stride() + j) =
           kept * first_lanes<Scalar>(aligned_row(c.qk + row * C + j), t - j);
@@ -299,7 +299,7 @@ class ChunkBackward {
       const Index row = i + r;
       if (row >= n) aligned_row(X + row * C + j).setZero();
       if (row >= n || j >= row) return;
-      const Lanes kept = -first_lanes<Scalar>(dRu.row[r], row - j);
+      const Lanes kept = -first_lanes<Scalar>(dRu.row(r), row - j);
       aligned_row(X + row * C + j) = kept * aligned_row(c.mask.G(row) + j);
       aligned_row(dmask.G + row * c.mask.stride() + j) +=
           kept * first_lanes<Scalar>(aligned_row(c.pk + row * C + j), row - j);
@@ -317,9 +317,9 @@ class ChunkBackward {
     Lanes dA = aligned_row(dA_q() + t), db = aligned_row(db_q() + t);
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
       const Lanes q_r = aligned_row(c.qT + (i + r) * C + t);
-      dA += q_r * doS.row[r];
-      db -= q_r * doM.row[r];
-      aligned_row(dqT + (i + r) * C + t) = A * doS.row[r] - b * doM.row[r];
+      dA += q_r * doS.row(r);
+      db -= q_r * doM.row(r);
+      aligned_row(dqT + (i + r) * C + t) = A * doS.row(r) - b * doM.row(r);
     });
     aligned_row(dA_q() + t) = dA;
     aligned_row(db_q() + t) = db;
@@ -333,9 +333,9 @@ class ChunkBackward {
     Lanes dA = aligned_row(dA_p() + t), db = aligned_row(db_p() + t);
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
       const Lanes p_r = aligned_row(c.pT + (i + r) * C + t);
-      dA -= p_r * dRS.row[r];
-      db += p_r * dRM.row[r];
-      aligned_row(dpT + (i + r) * C + t) = b * dRM.row[r] - A * dRS.row[r];
+      dA -= p_r * dRS.row(r);
+      db += p_r * dRM.row(r);
+      aligned_row(dpT + (i + r) * C + t) = b * dRM.row(r) - A * dRS.row(r);
     });
     aligned_row(dA_p() + t) = dA;
     aligned_row(db_p() + t) = db;
@@ -351,9 +351,9 @@ class ChunkBackward {
     Lanes dG = aligned_row(dG_n() + t), dD = aligned_row(dD_n() + t);
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
       const Lanes kt_r = aligned_row(c.kT + (i + r) * C + t);
-      dG += kt_r * udS.row[r];
-      dD -= kt_r * udM.row[r];
-      aligned_row(dktT + (i + r) * C + t) = G * udS.row[r] - D * udM.row[r];
+      dG += kt_r * udS.row(r);
+      dD -= kt_r * udM.row(r);
+      aligned_row(dktT + (i + r) * C + t) = G * udS.row(r) - D * udM.row(r);
     });
     aligned_row(dG_n() + t) = dG;
     aligned_row(dD_n() + t) = dD;
@@ -365,7 +365,7 @@ class ChunkBackward {
     rows.load(dq + i * Kp + channel, Kp);
     rows.add(Y + i * C, C, 1, c.kt + channel, Kp, i);
     rows.add_lower(Y + i * C + i, C, c.kt + i * Kp + channel, Kp);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE { rows.row[r] *= scale; });
+    rows.scale(scale);
     rows.store(dq + i * Kp + channel, Kp);
   }
   EIGEN_DONT_INLINE void dp_inner_tile(Index i, Index channel) {
@@ -396,8 +396,8 @@ class ChunkBackward {
     Tile<Scalar> dS, dM;
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
       const Lanes dS_r = aligned_row(dS_i + r * W), dM_r = aligned_row(dM_i + r * W);
-      dS.row[r] = A * dS_r;
-      dM.row[r] = m * dM_r - b * dS_r;
+      dS.set_row(r, A * dS_r);
+      dM.set_row(r, m * dM_r - b * dS_r);
     });
     dS.add(c.q_rows + i, 1, 2 * Kp, do_p, W, n);
     dS.add(c.p_rows + i, 1, 2 * Kp, dR_p, W, n);

@@ -170,7 +170,7 @@ struct Chunk {
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {  // row t = i + r + 1 of the formulas reads G_{t-1}
       const bool some = i + r < n && j < i + r;
       aligned_row(N + (i + r) * C + j) =
-          some ? Lanes(products.row[r] * aligned_row(mask.G(i + r) + j)) : Lanes(Lanes::Zero());
+          some ? Lanes(products.row(r) * aligned_row(mask.G(i + r) + j)) : Lanes(Lanes::Zero());
     });
     products.set_zero();
     products.add(q + i * Kp, Kp, 1, kT + j, C, K);
@@ -178,7 +178,7 @@ struct Chunk {
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
       const bool some = i + r < n && j <= i + r;
       aligned_row(Q + (i + r) * C + j) =
-          some ? Lanes(products.row[r] * aligned_row(mask.G(i + r + 1) + j)) : Lanes(Lanes::Zero());
+          some ? Lanes(products.row(r) * aligned_row(mask.G(i + r + 1) + j)) : Lanes(Lanes::Zero());
     });
   }
 
@@ -206,8 +206,8 @@ struct Chunk {
     Tile<Scalar> S_c, M_c;
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
       const Lanes S_r = aligned_row(S + (c + r) * W), M_r = aligned_row(M + (c + r) * W);
-      S_c.row[r] = A * S_r - b * M_r;
-      M_c.row[r] = m * M_r;
+      S_c.set_row(r, A * S_r - b * M_r);
+      M_c.set_row(r, m * M_r);
     });
     S_c.add(k_rows + c, 1, 2 * Kp, u, W, n);
     S_c.store(S + c * W, W);

@@ -132,7 +132,7 @@ void load_rows(const Rows& from, Index t0, Index n, Index column, Index width, I
 #define MOMENTUM_DELTA_INLINE
 #endif
 
-// f(0), f(1), .. f(N - 1) with constants. (Loops are unrolled too late for g++ to keep what they index in
+// f(0), f(1), .. f(N - 1) with constants, inlined. (g++ unrolls loops too late to keep what they index in
 // registers.)
 template <int N, class F>
 EIGEN_ALWAYS_INLINE void unroll(const F& f) {
@@ -142,27 +142,56 @@ EIGEN_ALWAYS_INLINE void unroll(const F& f) {
   (std::make_integer_sequence<int, N>{});
 }
 
-// A product's rows in registers.
+// The rows of a product, in registers: Eigen's packets, since nothing larger is sure to stay there.
 template <class Scalar, int Rows = tile_rows>
-struct Tile {
-  Row<Scalar> row[Rows];
+class Tile {
+ public:
+  EIGEN_ALWAYS_INLINE Row<Scalar> row(int i) const {
+    Row<Scalar> row;
+    unroll<parts>([&](auto p) MOMENTUM_DELTA_INLINE {
+      Eigen::internal::pstoreu(row.data() + p * size, packet_[i][p]);
+    });
+    return row;
+  }
+  EIGEN_ALWAYS_INLINE void set_row(int i, const Row<Scalar>& row) {
+    unroll<parts>([&](auto p) MOMENTUM_DELTA_INLINE {
+      packet_[i][p] = Eigen::internal::ploadu<Packet>(row.data() + p * size);
+    });
+  }
 
   EIGEN_ALWAYS_INLINE void set_zero() {
-    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i].setZero(); });
+    each([&](auto i, auto p)
+             MOMENTUM_DELTA_INLINE { packet_[i][p] = Eigen::internal::pset1<Packet>(Scalar(0)); });
   }
   // From and to rows at `rows`, `stride` apart.
   EIGEN_ALWAYS_INLINE void load(const Scalar* rows, Index stride) {
-    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] = aligned_row(rows + i * stride); });
+    each([&](auto i, auto p) MOMENTUM_DELTA_INLINE {
+      packet_[i][p] = Eigen::internal::pload<Packet>(rows + i * stride + p * size);
+    });
   }
   EIGEN_ALWAYS_INLINE void store(Scalar* rows, Index stride) const {
-    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { aligned_row(rows + i * stride) = row[i]; });
+    each([&](auto i, auto p)
+             MOMENTUM_DELTA_INLINE { Eigen::internal::pstore(rows + i * stride + p * size, packet_[i][p]); });
   }
+  EIGEN_ALWAYS_INLINE void scale(const Scalar& factor) {
+    each([&](auto i, auto p) MOMENTUM_DELTA_INLINE {
+      packet_[i][p] = Eigen::internal::pmul(packet_[i][p], Eigen::internal::pset1<Packet>(factor));
+    });
+  }
+
   // row_i += sum_k a[i * i_stride + k * k_stride] b_k, for n rows b_k at b, b_stride apart.
   EIGEN_ALWAYS_INLINE void add(const Scalar* a, Index i_stride, Index k_stride, const Scalar* b,
                                Index b_stride, Index n) {
     for (Index k = 0; k < n; ++k) {
-      const Row<Scalar> b_k = aligned_row(b + k * b_stride);
-      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] += a[i * i_stride + k * k_stride] * b_k; });
+      const PacketRow b_k(b + k * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, a[i * i_stride + k * k_stride], b_k); });
+    }
+  }
+  EIGEN_ALWAYS_INLINE void subtract(const Scalar* a, Index i_stride, Index k_stride, const Scalar* b,
+                                    Index b_stride, Index n) {
+    for (Index k = 0; k < n; ++k) {
+      const PacketRow b_k(b + k * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, -a[i * i_stride + k * k_stride], b_k); });
     }
   }
   // row_i += sum_k a_ik b_k + c_ik d_k, for n rows b_k and d_k of stride W. The coefficients of each k lie
@@ -170,27 +199,21 @@ struct Tile {
   EIGEN_ALWAYS_INLINE void add_both(const Scalar* coefficients, const Scalar* b, const Scalar* d, Index n) {
     constexpr int W = panel_width<Scalar>;
     for (Index k = 0; k < n; ++k) {
-      const Row<Scalar> b_k = aligned_row(b + k * W), d_k = aligned_row(d + k * W);
+      const PacketRow b_k(b + k * W), d_k(d + k * W);
       const Scalar* const a = coefficients + k * 2 * Rows;
-      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] += a[i] * b_k; });
-      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] += a[Rows + i] * d_k; });
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, a[i], b_k); });
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, a[Rows + i], d_k); });
     }
   }
-  EIGEN_ALWAYS_INLINE void subtract(const Scalar* a, Index i_stride, Index k_stride, const Scalar* b,
-                                    Index b_stride, Index n) {
-    for (Index k = 0; k < n; ++k) {
-      const Row<Scalar> b_k = aligned_row(b + k * b_stride);
-      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { row[i] -= a[i * i_stride + k * k_stride] * b_k; });
-    }
-  }
+
   // Products with a triangle L_ij = a[i * stride + j], or with its transpose. What it keeps from a row never
   // meets it, not even multiplied by 0.
   // row_i += sum_{j <= i} L_ij b_j
   EIGEN_ALWAYS_INLINE void add_lower(const Scalar* a, Index stride, const Scalar* b, Index b_stride) {
     unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
-      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      const PacketRow b_j(b + j * b_stride);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i >= j) row[i] += a[i * stride + j] * b_j;
+        if constexpr (i >= j) add(i, a[i * stride + j], b_j);
       });
     });
   }
@@ -198,9 +221,9 @@ struct Tile {
   EIGEN_ALWAYS_INLINE void add_strictly_lower(const Scalar* a, Index stride, const Scalar* b,
                                               Index b_stride) {
     unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
-      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      const PacketRow b_j(b + j * b_stride);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i > j) row[i] += a[i * stride + j] * b_j;
+        if constexpr (i > j) add(i, a[i * stride + j], b_j);
       });
     });
   }
@@ -208,9 +231,9 @@ struct Tile {
   EIGEN_ALWAYS_INLINE void add_lower_transposed(const Scalar* a, Index stride, const Scalar* b,
                                                 Index b_stride) {
     unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
-      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      const PacketRow b_j(b + j * b_stride);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i <= j) row[i] += a[j * stride + i] * b_j;
+        if constexpr (i <= j) add(i, a[j * stride + i], b_j);
       });
     });
   }
@@ -218,40 +241,75 @@ struct Tile {
   EIGEN_ALWAYS_INLINE void add_strictly_lower_transposed(const Scalar* a, Index stride, const Scalar* b,
                                                          Index b_stride) {
     unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
-      const Row<Scalar> b_j = aligned_row(b + j * b_stride);
+      const PacketRow b_j(b + j * b_stride);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i < j) row[i] += a[j * stride + i] * b_j;
+        if constexpr (i < j) add(i, a[j * stride + i], b_j);
       });
     });
   }
   // rows = (I + L)^{-1} rows and (I + L)^{-T} rows, reading L_ij with j < i
   EIGEN_ALWAYS_INLINE void solve_unit_lower(const Scalar* a, Index stride) {
     unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
+      const PacketRow row_j(packet_[j]);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i > j) row[i] -= a[i * stride + j] * row[j];
+        if constexpr (i > j) add(i, -a[i * stride + j], row_j);
       });
     });
   }
   EIGEN_ALWAYS_INLINE void solve_unit_lower_transposed(const Scalar* a, Index stride) {
     unroll<Rows>([&](auto reversed) MOMENTUM_DELTA_INLINE {
       constexpr int j = Rows - 1 - reversed;
+      const PacketRow row_j(packet_[j]);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i < j) row[i] -= a[j * stride + i] * row[j];
+        if constexpr (i < j) add(i, -a[j * stride + i], row_j);
       });
     });
   }
+
+ private:
+  using Packet = typename Eigen::internal::packet_traits<Scalar>::type;
+  static constexpr int size = Eigen::internal::unpacket_traits<Packet>::size;
+  static constexpr int parts = panel_width<Scalar> / size;
+
+  // A row that meets all rows of the tile.
+  struct PacketRow {
+    Packet packet[parts];
+    EIGEN_ALWAYS_INLINE explicit PacketRow(const Scalar* row) {
+      unroll<parts>(
+          [&](auto p) MOMENTUM_DELTA_INLINE { packet[p] = Eigen::internal::pload<Packet>(row + p * size); });
+    }
+    EIGEN_ALWAYS_INLINE explicit PacketRow(const Packet (&row)[parts]) {
+      unroll<parts>([&](auto p) MOMENTUM_DELTA_INLINE { packet[p] = row[p]; });
+    }
+  };
+
+  EIGEN_ALWAYS_INLINE void add(int i, const Scalar& a, const PacketRow& b) {
+    const Packet a_all = Eigen::internal::pset1<Packet>(a);
+    unroll<parts>([&](auto p) MOMENTUM_DELTA_INLINE {
+      packet_[i][p] = Eigen::internal::pmadd(a_all, b.packet[p], packet_[i][p]);
+    });
+  }
+
+  template <class F>
+  static EIGEN_ALWAYS_INLINE void each(const F& f) {
+    unroll<Rows>(
+        [&](auto i) MOMENTUM_DELTA_INLINE { unroll<parts>([&](auto p) MOMENTUM_DELTA_INLINE { f(i, p); }); });
+  }
+
+  Packet packet_[Rows][parts];
 };
 
 // to_ji = from_ij for rows x cols elements, both multiples of the panel width.
 template <class Scalar>
 void transpose(const Scalar* from, Index from_stride, Index rows, Index cols, Scalar* to, Index to_stride) {
-  constexpr int W = panel_width<Scalar>;
-  Eigen::Array<Scalar, W, W, Eigen::RowMajor> block;
-  for (Index i = 0; i < rows; i += W) {
-    for (Index j = 0; j < cols; j += W) {
-      for (int r = 0; r < W; ++r) block.row(r) = aligned_row(from + (i + r) * from_stride + j);
+  constexpr int P = Eigen::internal::packet_traits<Scalar>::size;  // what Eigen transposes in registers
+  Eigen::Array<Scalar, P, P, P == 1 ? Eigen::ColMajor : Eigen::RowMajor> block;
+  for (Index i = 0; i < rows; i += P) {
+    for (Index j = 0; j < cols; j += P) {
+      using BlockRow = Eigen::Array<Scalar, 1, P>;
+      for (int r = 0; r < P; ++r) block.row(r) = Eigen::Map<const BlockRow>(from + (i + r) * from_stride + j);
       block.transposeInPlace();
-      for (int r = 0; r < W; ++r) aligned_row(to + (j + r) * to_stride + i) = block.row(r);
+      for (int r = 0; r < P; ++r) Eigen::Map<BlockRow>(to + (j + r) * to_stride + i) = block.row(r);
     }
   }
 }
