@@ -4,11 +4,10 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
-#include <cstdint>
 #include <type_traits>
 #include <utility>
 
+#include "momentum_delta/detail/convert.hpp"
 #include "momentum_delta/types.hpp"
 
 namespace momentum_delta::detail {
@@ -47,17 +46,6 @@ Eigen::Map<const Row<Scalar>, Eigen::AlignedMax> aligned_row(const Scalar* row) 
   return Eigen::Map<const Row<Scalar>, Eigen::AlignedMax>(row);
 }
 
-// Between storage and compute types, n contiguous elements; to storage rounds to nearest even.
-template <class Scalar, class Storage>
-void convert(const Storage* from, Scalar* to, Index n) {
-  Eigen::Map<Eigen::Array<Scalar, 1, Eigen::Dynamic>>(to, n) =
-      Eigen::Map<const Eigen::Array<Storage, 1, Eigen::Dynamic>>(from, n).template cast<Scalar>();
-}
-// Eigen 3.4 converts bfloat16 one element at a time; compilers vectorise this.
-inline void convert(const Eigen::bfloat16* from, float* to, Index n) {
-  for (Index i = 0; i < n; ++i) to[i] = std::bit_cast<float>(std::uint32_t(from[i].value) << 16);
-}
-
 // `width` <= W elements of memory as a row, 0 after them.
 template <class Scalar, class Storage>
 EIGEN_ALWAYS_INLINE Row<Scalar> load_row(const Storage* from, Index width) {
@@ -69,7 +57,7 @@ EIGEN_ALWAYS_INLINE Row<Scalar> load_row(const Storage* from, Index width) {
       convert(from, row.data(), panel_width<Scalar>);
   } else {
     row.setZero();
-    for (Index i = 0; i < width; ++i) row[int(i)] = Scalar(from[i]);
+    convert(from, row.data(), width);
   }
   return row;
 }
@@ -83,7 +71,7 @@ EIGEN_ALWAYS_INLINE void store_row(const Row<Scalar>& row, Storage* to, Index wi
     else
       convert(row.data(), to, panel_width<Scalar>);
   } else {
-    for (Index i = 0; i < width; ++i) to[i] = Storage(row[int(i)]);
+    convert(row.data(), to, width);
   }
 }
 

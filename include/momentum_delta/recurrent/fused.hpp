@@ -32,10 +32,13 @@ class FusedForward {
       : K_(s.K),
         R_(arena.take<Scalar>(s.K * round_up(columns, W))),
         N_(arena.take<Scalar>(s.K * round_up(columns, W))),
+        pR_(arena.take<Scalar>(round_up(columns, W))),
+        alpha_(arena.take<Scalar>(block)),
+        mu_(arena.take<Scalar>(block)),
         steps_(arena.take<Step>(block)) {
     if constexpr (converts) q_ = arena.take<Scalar>(block * s.K);
     if constexpr (converts) k_ = arena.take<Scalar>(block * s.K);
-    if constexpr (converts) p_ = arena.take<Scalar>(block * s.K);
+    if constexpr (converts) p_ = arena.take<Scalar>((block + 1) * s.K);
   }
 
   // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
@@ -49,10 +52,11 @@ class FusedForward {
     Scalar a = Scalar(1), m = Scalar(1);
     for (Index t0 = 0; t0 < x.T(); t0 += block) {
       const Index n = std::min(block, x.T() - t0);
-      const Tokens tokens{rows(x.q, t0, n, q_), rows(x.k, t0, n, k_), rows(x.p, t0, n, p_)};
+      const Index next = std::min(n + 1, x.T() - t0);  // a token also reads p of the next one
+      const Tokens tokens{rows(x.q, t0, n, q_), rows(x.k, t0, n, k_), rows(x.p, t0, next, p_), next};
       plan(x, t0, n, a, m);
       for (Index column = begin; column < end; column += W)
-        panel(x, tokens, t0, n, column, std::min<Index>(W, end - column), (column - begin) * K_, o, record);
+        panel(x, tokens, t0, n, column, std::min<Index>(W, end - column), column - begin, o, record);
     }
     last.S.write(begin, end, K_, R_, K_ * W, a);
     last.M.write(begin, end, K_, N_, K_ * W, m);
@@ -60,7 +64,7 @@ class FusedForward {
 
  private:
   static constexpr int W = panel_width<Scalar>;
-  static constexpr Index block = 256;  // tokens planned, and converted, at a time
+  static constexpr Index block = 128;  // tokens planned, and converted, at a time
   static constexpr bool converts = !std::is_same_v<Scalar, Storage>;
 
   // The scalars of one token, the same for every panel.
@@ -80,6 +84,7 @@ class FusedForward {
   };
   struct Tokens {
     ScalarRows q, k, p;
+    Index next;  // rows of p
   };
 
   // Rows [t0, t0 + n) as Scalars: where they are, or converted into `buffer`.
@@ -94,13 +99,19 @@ class FusedForward {
 
   // a, m: in, before the block; out, after it.
   void plan(const Head<Scalar, Storage>& x, Index t0, Index n, Scalar& a, Scalar& m) {
+    for (Index i = 0; i < n; ++i) {
+      alpha_[i] = x.log_alpha[t0 + i];
+      mu_[i] = x.log_mu[t0 + i];
+    }
+    decay_row(alpha_, alpha_, n);
+    decay_row(mu_, mu_, n);
     const auto outside = [](const Scalar& c) { return !(c >= Scalar(1e-8) && c <= Scalar(1e8)); };
     for (Index i = 0; i < n; ++i) {
       Step& s = steps_[i];
       s.a = a;
       s.m = m;
-      a *= decay(x.log_alpha[t0 + i]);
-      m *= decay(x.log_mu[t0 + i]);
+      a *= alpha_[i];
+      m *= mu_[i];
       s.fold_a = s.fold_m = Scalar(1);
       if (outside(a)) std::swap(s.fold_a, a);
       if (outside(m)) std::swap(s.fold_m, m);
@@ -111,14 +122,17 @@ class FusedForward {
     }
   }
 
-  // Tokens [t0, t0 + n), columns [column, column + width), which lie at `offset` of R and N.
+  // Tokens [t0, t0 + n), columns [column, column + width), which are those from `own` on here.
   template <class Record>
   void panel(const Head<Scalar, Storage>& x, const Tokens& tokens, Index t0, Index n, Index column,
-             Index width, Index offset, RowsMap<Storage>& o, const Record& record) {
-    Scalar* const R = R_ + offset;
-    Scalar* const N = N_ + offset;
+             Index width, Index own, RowsMap<Storage>& o, const Record& record) {
+    Scalar* const R = R_ + own * K_;
+    Scalar* const N = N_ + own * K_;
     Row<Scalar> pR = Row<Scalar>::Zero(), qR;
-    for (Index i = 0; i < K_; ++i) pR += tokens.p[0][i] * aligned_row(R + i * W);
+    if (t0 > 0)
+      pR = aligned_row(pR_ + own);
+    else
+      for (Index i = 0; i < K_; ++i) pR += tokens.p[0][i] * aligned_row(R + i * W);
 
     for (Index i = 0; i < n; ++i) {
       const Index t = t0 + i;
@@ -131,7 +145,7 @@ class FusedForward {
       u -= s.a * pR;
       record.u(t, column, u.head(width));
       u *= s.u;
-      const Scalar* const p_next = tokens.p[i + 1 < n ? i + 1 : i];
+      const Scalar* const p_next = tokens.p[std::min(i + 1, tokens.next - 1)];
       if (s.fold)
         sweep<true>(K_, s, R, N, tokens.k[i], tokens.q[i], p_next, u, qR, pR);
       else
@@ -139,6 +153,7 @@ class FusedForward {
       qR *= s.read;
       store_row(qR, o.data() + t * o.outerStride() + column, width);
     }
+    aligned_row(pR_ + own) = pR;
   }
 
   // One token: N and R updated, qR = q R, pR = p R. A function of its own, whose loop gets all registers.
@@ -167,7 +182,9 @@ class FusedForward {
   }
 
   Index K_;
-  Scalar *R_, *N_;  // a K x W panel for each W columns
+  Scalar *R_, *N_;       // a K x W panel for each W columns
+  Scalar* pR_;           // p R of the next token, for each column
+  Scalar *alpha_, *mu_;  // of the block's tokens
   Step* steps_;
   Scalar *q_ = nullptr, *k_ = nullptr, *p_ = nullptr;  // block x K, if Storage is another type
 };
