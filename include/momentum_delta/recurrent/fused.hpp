@@ -30,16 +30,19 @@ class FusedForward {
   // Room for `columns` columns of a head's V.
   FusedForward(Arena& arena, const Sizes& s, Index columns)
       : K_(s.K),
-        R_(arena.take<Scalar>(s.K * round_up(columns, W))),
-        N_(arena.take<Scalar>(s.K * round_up(columns, W))),
-        pR_(arena.take<Scalar>(round_up(columns, W))),
+        Kp_(round_up(s.K, W)),
+        columns_(round_up(columns, W)),
+        R_(arena.take<Scalar>(K_ * columns_)),
+        N_(arena.take<Scalar>(K_ * columns_)),
+        pR_(arena.take<Scalar>(columns_)),
         alpha_(arena.take<Scalar>(block)),
         mu_(arena.take<Scalar>(block)),
-        steps_(arena.take<Step>(block)) {
-    if constexpr (converts) q_ = arena.take<Scalar>(block * s.K);
-    if constexpr (converts) k_ = arena.take<Scalar>(block * s.K);
-    if constexpr (converts) p_ = arena.take<Scalar>((block + 1) * s.K);
-  }
+        steps_(arena.take<Step>(block)),
+        q_(arena.take<Scalar>(block * Kp_)),
+        k_(arena.take<Scalar>(block * Kp_)),
+        p_(arena.take<Scalar>((block + 1) * Kp_)),
+        v_(arena.take<Scalar>(block * columns_)),
+        o_(arena.take<Scalar>(block * columns_)) {}
 
   // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
   // o: T x V, assigned. record: see saved.hpp.
@@ -47,16 +50,24 @@ class FusedForward {
   void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
                   const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
                   const Record& record) {
+    const Index width = end - begin;
     first.S.read(begin, end, K_, R_, K_ * W, K_ * W);
     first.M.read(begin, end, K_, N_, K_ * W, K_ * W);
     Scalar a = Scalar(1), m = Scalar(1);
     for (Index t0 = 0; t0 < x.T(); t0 += block) {
       const Index n = std::min(block, x.T() - t0);
-      const Index next = std::min(n + 1, x.T() - t0);  // a token also reads p of the next one
-      const Tokens tokens{rows(x.q, t0, n, q_), rows(x.k, t0, n, k_), rows(x.p, t0, next, p_), next};
+      const Index n_p = std::min(n + 1, x.T() - t0);  // a token also reads p of the next one
+      copy_rows(x.q, t0, n, 0, K_, q_, Kp_);
+      copy_rows(x.k, t0, n, 0, K_, k_, Kp_);
+      copy_rows(x.p, t0, n_p, 0, K_, p_, Kp_);
+      copy_rows(x.v, t0, n, begin, width, v_, columns_);
       plan(x, t0, n, a, m);
-      for (Index column = begin; column < end; column += W)
-        panel(x, tokens, t0, n, column, std::min<Index>(W, end - column), column - begin, o, record);
+      for (Index column = 0; column < width; column += W)
+        panel(x, t0, n, n_p, begin, column, width, o, record);
+      for (Index i = 0; i < n; ++i)
+        for (Index c = 0; c < width; c += W)
+          store_row(Row<Scalar>(aligned_row(o_ + i * columns_ + c)),
+                    o.data() + (t0 + i) * o.outerStride() + begin + c, std::min<Index>(W, width - c));
     }
     last.S.write(begin, end, K_, R_, K_ * W, a);
     last.M.write(begin, end, K_, N_, K_ * W, m);
@@ -64,8 +75,7 @@ class FusedForward {
 
  private:
   static constexpr int W = panel_width<Scalar>;
-  static constexpr Index block = 128;  // tokens planned, and converted, at a time
-  static constexpr bool converts = !std::is_same_v<Scalar, Storage>;
+  static constexpr Index block = 64;  // tokens planned, and copied, at a time
 
   // The scalars of one token, the same for every panel.
   struct Step {
@@ -77,24 +87,13 @@ class FusedForward {
     bool fold;
   };
 
-  struct ScalarRows {
-    const Scalar* data;
-    Index stride;
-    const Scalar* operator[](Index i) const { return data + i * stride; }
-  };
-  struct Tokens {
-    ScalarRows q, k, p;
-    Index next;  // rows of p
-  };
-
-  // Rows [t0, t0 + n) as Scalars: where they are, or converted into `buffer`.
-  ScalarRows rows(const RowsMap<const Storage>& from, Index t0, Index n, Scalar* buffer) const {
-    if constexpr (converts) {
-      for (Index i = 0; i < n; ++i) convert(from.row(t0 + i).data(), buffer + i * K_, K_);
-      return {buffer, K_};
-    } else {
-      return {from.row(t0).data(), from.outerStride()};
-    }
+  // Every panel reads the same rows: of one head among others they lie apart, and of another type.
+  static void copy_rows(const RowsMap<const Storage>& from, Index t0, Index n, Index column, Index width,
+                        Scalar* to, Index to_stride) {
+    for (Index i = 0; i < n; ++i)
+      for (Index c = 0; c < width; c += W)
+        aligned_row(to + i * to_stride + c) = load_row<Scalar>(
+            from.data() + (t0 + i) * from.outerStride() + column + c, std::min<Index>(W, width - c));
   }
 
   // a, m: in, before the block; out, after it.
@@ -122,38 +121,54 @@ class FusedForward {
     }
   }
 
-  // Tokens [t0, t0 + n), columns [column, column + width), which are those from `own` on here.
+  // Tokens [t0, t0 + n), the panel from `column` on of the `columns` from `begin` on.
   template <class Record>
-  void panel(const Head<Scalar, Storage>& x, const Tokens& tokens, Index t0, Index n, Index column,
-             Index width, Index own, RowsMap<Storage>& o, const Record& record) {
-    Scalar* const R = R_ + own * K_;
-    Scalar* const N = N_ + own * K_;
+  void panel(const Head<Scalar, Storage>& x, Index t0, Index n, Index n_p, Index begin, Index column,
+             Index columns, RowsMap<Storage>& o, const Record& record) {
+    const Index width = std::min<Index>(W, columns - column);
+    Scalar* const R = R_ + column * K_;
+    Scalar* const N = N_ + column * K_;
     Row<Scalar> pR = Row<Scalar>::Zero(), qR;
     if (t0 > 0)
-      pR = aligned_row(pR_ + own);
+      pR = aligned_row(pR_ + column);
     else
-      for (Index i = 0; i < K_; ++i) pR += tokens.p[0][i] * aligned_row(R + i * W);
+      for (Index i = 0; i < K_; ++i) pR += p_[i] * aligned_row(R + i * W);
 
     for (Index i = 0; i < n; ++i) {
-      const Index t = t0 + i;
       const Step& s = steps_[i];
-      if (record.wants_state(t))
+      prefetch(x, o, t0 + i, begin, column, columns);
+      if (record.wants_state(t0 + i))
         record.state(
-            t, column, width, [&](Index row) -> Row<Scalar> { return s.a * aligned_row(R + row * W); },
+            t0 + i, begin + column, width,
+            [&](Index row) -> Row<Scalar> { return s.a * aligned_row(R + row * W); },
             [&](Index row) -> Row<Scalar> { return s.m * aligned_row(N + row * W); });
-      Row<Scalar> u = load_row<Scalar>(x.v.row(t).data() + column, width);
-      u -= s.a * pR;
-      record.u(t, column, u.head(width));
+      Row<Scalar> u = aligned_row(v_ + i * columns_ + column) - s.a * pR;
+      record.u(t0 + i, begin + column, u.head(width));
       u *= s.u;
-      const Scalar* const p_next = tokens.p[std::min(i + 1, tokens.next - 1)];
+      const Scalar *const k = k_ + i * Kp_, *const q = q_ + i * Kp_;
+      const Scalar* const p = p_ + std::min(i + 1, n_p - 1) * Kp_;
       if (s.fold)
-        sweep<true>(K_, s, R, N, tokens.k[i], tokens.q[i], p_next, u, qR, pR);
+        sweep<true>(K_, s, R, N, k, q, p, u, qR, pR);
       else
-        sweep<false>(K_, s, R, N, tokens.k[i], tokens.q[i], p_next, u, qR, pR);
-      qR *= s.read;
-      store_row(qR, o.data() + t * o.outerStride() + column, width);
+        sweep<false>(K_, s, R, N, k, q, p, u, qR, pR);
+      aligned_row(o_ + i * columns_ + column) = s.read * qR;
     }
-    aligned_row(pR_ + own) = pR;
+    aligned_row(pR_ + column) = pR;
+  }
+
+  // A panel's share of what the next block's token will read, and of where this one's o will go: more at once
+  // than the processor keeps track of would hold up the sweep.
+  void prefetch(const Head<Scalar, Storage>& x, RowsMap<Storage>& o, Index t, Index begin, Index column,
+                Index columns) const {
+    constexpr Index line = 64 / Index(sizeof(Storage));
+    const Index later = std::min(t + block, x.T() - 1);
+    for (Index c = column / W * line; c < K_; c += (columns + W - 1) / W * line) {
+      prefetch_read(x.q.data() + later * x.q.outerStride() + c);
+      prefetch_read(x.k.data() + later * x.k.outerStride() + c);
+      prefetch_read(x.p.data() + later * x.p.outerStride() + c);
+    }
+    prefetch_read(x.v.data() + later * x.v.outerStride() + begin + column);
+    prefetch_write(o.data() + t * o.outerStride() + begin + column);
   }
 
   // One token: N and R updated, qR = q R, pR = p R. A function of its own, whose loop gets all registers.
@@ -181,12 +196,13 @@ class FusedForward {
     pR = from_p;
   }
 
-  Index K_;
-  Scalar *R_, *N_;       // a K x W panel for each W columns
-  Scalar* pR_;           // p R of the next token, for each column
-  Scalar *alpha_, *mu_;  // of the block's tokens
-  Step* steps_;
-  Scalar *q_ = nullptr, *k_ = nullptr, *p_ = nullptr;  // block x K, if Storage is another type
+  Index K_, Kp_, columns_;  // channels; and columns, padded
+  Scalar *R_, *N_;          // a K x W panel for each W columns
+  Scalar* pR_;              // p R of the next token
+  Scalar *alpha_, *mu_;     // block
+  Step* steps_;             // block
+  Scalar *q_, *k_, *p_;     // block x Kp, and one more of p
+  Scalar *v_, *o_;          // block x columns
 };
 
 }  // namespace momentum_delta::detail
