@@ -86,7 +86,7 @@ class RecurrentBackward {
     range(x, begin, middle, depth, g, gradient);
   }
 
-  // The states before and after token t, whose kt_t and u_t are still in forward_.
+  // The states before and after token t, whose k_t, p_t, kt_t and u_t are still in forward_.
   void token(const Head<Scalar, Storage>& x, Index t, const State& before, const State& after,
              const HeadGradients<Scalar, Storage>& g, MatrixRef<Scalar> gS, MatrixRef<Scalar> gM) {
     const Scalar alpha = decay(x.log_alpha[t]);
@@ -116,7 +116,7 @@ class RecurrentBackward {
     // M_t = mu_t M_{t-1} - kt_t^T u_t
     g.dlog_mu.put(t, mu * gM.cwiseProduct(before.M).sum());
     row_.noalias() = u * gM.transpose();  // 1 x K; -dkt
-    g.deta.put(t, -row_.cwiseProduct(x.k.row(t).template cast<Scalar>()).sum());
+    g.deta.put(t, -row_.cwiseProduct(forward_.k()).sum());
     row_ *= -x.eta[t];
     put(g.dk, row_);
     du_.noalias() = forward_.kt() * gM;  // 1 x V
@@ -128,7 +128,7 @@ class RecurrentBackward {
     row_.noalias() = du_ * before.S.transpose();  // 1 x K
     row_ = -row_;
     put(g.dp, row_);
-    gS -= x.p.row(t).template cast<Scalar>().transpose().lazyProduct(du_);  // K x V
+    gS -= forward_.p().transpose().lazyProduct(du_);  // K x V
   }
 
   Index K_, V_;

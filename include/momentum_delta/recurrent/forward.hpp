@@ -22,19 +22,21 @@ class RecurrentForward {
         S_(arena.take<Scalar>(s.K * columns)),
         M_(arena.take<Scalar>(s.K * columns)),
         q_(arena.take<Scalar>(s.K), s.K),
+        k_(arena.take<Scalar>(s.K), s.K),
         p_(arena.take<Scalar>(s.K), s.K),
         kt_(arena.take<Scalar>(s.K), s.K),
         u_(arena.take<Scalar>(columns)),
         o_(arena.take<Scalar>(columns)) {}
 
-  // Token t, columns from `begin` on: kt_t and u_t are left in kt() and u(), and the state before the token
+  // Token t, columns from `begin` on: k_t, p_t, kt_t and u_t are left in k(), p(), kt() and u(), and the state before the token
   // becomes the state after it.
   void update(const Head<Scalar, Storage>& x, Index t, Index begin, MatrixRef<Scalar> S,
               MatrixRef<Scalar> M) {
     const Scalar alpha = decay(x.log_alpha[t]);
     const Scalar mu = decay(x.log_mu[t]);
     RowMap u = this->u(S.cols());
-    kt_ = x.eta[t] * x.k.row(t).template cast<Scalar>();              // 1 x K
+    k_ = x.k.row(t).template cast<Scalar>();                          // 1 x K
+    kt_ = x.eta[t] * k_;                                              // 1 x K
     p_ = x.p.row(t).template cast<Scalar>();                          // 1 x K
     u = x.v.row(t).segment(begin, S.cols()).template cast<Scalar>();  // 1 x V
     u.noalias() -= p_ * S;                                            // 1 x V
@@ -71,6 +73,8 @@ class RecurrentForward {
     last.M.write(begin, M);
   }
 
+  const Eigen::Map<RowVector<Scalar>>& k() const { return k_; }
+  const Eigen::Map<RowVector<Scalar>>& p() const { return p_; }
   const Eigen::Map<RowVector<Scalar>>& kt() const { return kt_; }
   Eigen::Map<RowVector<Scalar>> u(Index columns) const { return {u_, columns}; }
 
@@ -79,9 +83,9 @@ class RecurrentForward {
   using StateMap = Eigen::Map<Matrix<Scalar>>;
 
   Index K_;
-  Scalar *S_, *M_;     // K x columns
-  RowMap q_, p_, kt_;  // 1 x K
-  Scalar *u_, *o_;     // 1 x columns
+  Scalar *S_, *M_;         // K x columns
+  RowMap q_, k_, p_, kt_;  // 1 x K
+  Scalar *u_, *o_;         // 1 x columns
 };
 
 }  // namespace momentum_delta::detail
