@@ -320,15 +320,16 @@ TEMPLATE_TEST_CASE("floats are rounded to nearest even, in rows of every width",
 
 TEMPLATE_TEST_CASE("results are the float kernel's, rounded once", "", bfloat16, half) {
   const Index sizes[] = {1, 3, 7, 16, 17, 33, 64, 65};
-  const std::vector<Options> forms = {recurrent(), {.chunk_size = 7}, chunk(1),
-                                      chunk(5),    chunk(16),         chunk(64)};
+  const std::vector<Options> forms = {recurrent(), {.chunk_size = 7}, chunk(5), chunk(16)};
+  std::vector<Options> more_forms = forms;
+  for (const Index size : {1, 64}) more_forms.push_back(chunk(size));
   ThreadPool pool(3);
   int number = 0;
   for (const Index K : sizes)
     for (const Index V : sizes)
-      check<TestType>({.T = 21, .HK = 1, .HV = 2, .K = K, .V = V}, P(number++ % 3), forms, pool);
+      check<TestType>({.T = 18, .HK = 1, .HV = 2, .K = K, .V = V}, P(number++ % 3), forms, pool);
   for (const P kind : {P::of_keys, P::of_values, P::absent})
-    check<TestType>({.B = 2, .T = 37, .HK = 2, .HV = 6, .K = 17, .V = 33}, kind, forms, pool);
+    check<TestType>({.B = 2, .T = 37, .HK = 2, .HV = 6, .K = 17, .V = 33}, kind, more_forms, pool);
   check<TestType>({.T = 7, .K = 17, .V = 300}, P::of_keys, {recurrent(), chunk(3)}, pool);
   check<TestType>({.T = 300, .K = 17, .V = 19}, P::of_keys, {recurrent(), chunk(64)}, pool);
 }
