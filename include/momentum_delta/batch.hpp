@@ -15,10 +15,15 @@
 namespace momentum_delta {
 namespace detail {
 
-// What bench/momentum_delta_bench shows for K x V from 64 x 64 to 256 x 512, float and double: the (fused)
-// recurrence is the faster forward form at every shape, and chunks of 32 are within a tenth of the fastest.
-inline Index choose_chunk_size(const Options& options, const Sizes& s) {
-  return std::clamp<Index>(options.chunk_size.value_or(32), 1, std::max<Index>(s.longest, 1));
+// The faster form and chunk size for a shape, as bench/README.md measures them. Forward, the (fused)
+// recurrence is the faster form at every shape and type; backward, the chunk form. Small chunks have less work inside
+// them, large ones fewer passes over the state, and in training fewer states to keep.
+enum class Purpose { forward, training };
+
+inline Index choose_chunk_size(const Options& options, const Sizes& s, Purpose purpose) {
+  const Index size =
+      purpose == Purpose::forward ? (s.K * s.V < 256 * 512 ? 16 : 32) : (s.K * s.V < 256 * 256 ? 32 : 64);
+  return std::clamp<Index>(options.chunk_size.value_or(size), 1, std::max<Index>(s.longest, 1));
 }
 
 inline Algorithm choose_algorithm(const Options& options) {
@@ -78,11 +83,11 @@ void forward_with(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storag
 
 template <class Scalar, class Storage, class MakeRecord>
 void forward(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y, const Options& options,
-             const MakeRecord& make_record) {
+             Purpose purpose, const MakeRecord& make_record) {
   const auto run = [&](const auto& make) { forward_with(x, y, options, make, make_record); };
   if (choose_algorithm(options) == Algorithm::chunk)
     run([&](Arena& arena, const Sizes& s, Index columns) {
-      return ChunkForward<Scalar, Storage>(arena, s, columns, choose_chunk_size(options, s));
+      return ChunkForward<Scalar, Storage>(arena, s, columns, choose_chunk_size(options, s, purpose));
     });
   else if constexpr (std::is_floating_point_v<Scalar>)
     run([](Arena& arena, const Sizes& s, Index columns) {
@@ -105,7 +110,7 @@ template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              const Options& options = {}) {
   detail::check_forward(detail::Check("forward"), x, y, options);
-  detail::forward(x, y, options, [](auto&&...) { return detail::NoRecord{}; });
+  detail::forward(x, y, options, detail::Purpose::forward, [](auto&&...) { return detail::NoRecord{}; });
 }
 
 // The chunk form with a chunk size known at compile time, >= 1: forward<64>(x, y). Also throws if options ask
@@ -124,13 +129,15 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
   forward(x, y, options);
 }
 
-// forward(x, y, options), the same bits, that also fills `saved` for backward().
+// forward(x, y, options) that also fills `saved` for backward(). The same bits, unless the chunk form is
+// asked for without a chunk size, which is then chosen for training.
 template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              Saved<Scalar>& saved, const Options& options = {}) {
   detail::check_forward(detail::Check("forward"), x, y, options);
-  detail::Record<Scalar>::begin(saved, x, detail::choose_chunk_size(options, detail::sizes_of(x)));
-  detail::forward(x, y, options, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
+  constexpr auto purpose = detail::Purpose::training;
+  detail::Record<Scalar>::begin(saved, x, detail::choose_chunk_size(options, detail::sizes_of(x), purpose));
+  detail::forward(x, y, options, purpose, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
     return detail::Record<Scalar>{saved, n, h, tokens};
   });
   detail::Record<Scalar>::finish(saved);
@@ -154,7 +161,7 @@ void backward(const Inputs<Scalar, Storage>& x, const Saved<Scalar>& saved,
   check_backward(check, x, dy, dx, options);
   Recorded<Scalar>::check(check, saved, x);
   const Sizes s = sizes_of(x);
-  if (options.chunk_size && choose_chunk_size(options, s) != saved.chunk_size())
+  if (options.chunk_size && choose_chunk_size(options, s, Purpose::training) != saved.chunk_size())
     check.fail("options.chunk_size = ", *options.chunk_size, ", but saved was made with ",
                saved.chunk_size());
 

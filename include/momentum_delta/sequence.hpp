@@ -15,8 +15,8 @@ class Workspace;  // workspace.hpp
 // B sequences of T tokens. q and k have HK heads, v and the gates have HV, p has either; value head h reads
 // query, key and (if it has HK heads) p head h / (HV / HK), so HV is a positive multiple of HK.
 //
-// Storage is the type of q, k, v, p, o and their gradients in memory: Scalar, or Eigen::bfloat16 or Eigen::half
-// with a Scalar of float. Everything is computed in Scalar; what is stored is rounded once, to nearest even.
+// Storage is the type of q, k, v, p, o and their gradients in memory: Scalar, or Eigen::bfloat16 or
+// Eigen::half with a Scalar of float. Everything is computed in Scalar; what is stored is rounded once, to nearest even.
 template <class Scalar, class Storage = Scalar>
 struct Inputs {
   static_assert(detail::is_compute_scalar<Scalar>,

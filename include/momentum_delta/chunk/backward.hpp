@@ -85,7 +85,7 @@ class ChunkBackward {
       const State next = state(i + 1);
       std::copy_n(state_before(i).data, 2 * panels * Kp * W, next.data);
       for (Index panel = 0; panel < panels; ++panel)
-        c.carry(size, u + panel * C * W, next.S(panel), next.M(panel));
+        c.carry(size, u + panel * C * W, next.S(panel), next.M(panel), [] {});
     }
     for (Index i = last; i >= 0; --i) {
       const Index t0 = begin + i * size, n = std::min(size, end - t0);
@@ -105,8 +105,8 @@ class ChunkBackward {
   static constexpr int R = tile_rows;
   using Lanes = Row<Scalar>;
 
-  // For each W columns of V a Kp x W panel of S, then one of M. (As Saved has them, if no column or channel is
-  // padded.)
+  // For each W columns of V a Kp x W panel of S, then one of M. (As Saved has them, if no column or channel
+  // is padded.)
   template <class T>
   struct Panels {
     T* data;
@@ -144,7 +144,7 @@ class ChunkBackward {
         load_rows(Rows{saved.u(0), saved.u_stride()}, t0, n, column, width, c.padded(n), u_p);
       } else {
         load_rows(x.v, t0, n, column, width, c.padded(n), u_p);
-        c.solve_u(n, s.S(panel), s.M(panel), u_p);
+        c.solve_u(n, s.S(panel), s.M(panel), u_p, [] {});
       }
     }
   }
@@ -324,7 +324,8 @@ class ChunkBackward {
     aligned_row(dA_q() + t) = dA;
     aligned_row(db_q() + t) = db;
   }
-  // dp = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T), dA_{t-1} = -p_t . (dR S_0^T)_t, db_{t-1} = p_t . (dR M_0^T)_t
+  // dp = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T),
+  // dA_{t-1} = -p_t . (dR S_0^T)_t, db_{t-1} = p_t . (dR M_0^T)_t
   EIGEN_DONT_INLINE void dp_tile(Index i, Index t, const ConstState& s) {
     Tile<Scalar> dRS, dRM;
     product_with_tokens(dRS, s.S(0) + i * W, 2 * Kp * W, dRT + t);

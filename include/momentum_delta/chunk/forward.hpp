@@ -118,19 +118,23 @@ struct Chunk {
 
   // (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0), for a panel of V: v and u are C x W, S and M Kp x W.
   // u: in, v; out, u. Reads p_tiles.
-  void solve_u(Index n, const Scalar* S, const Scalar* M, Scalar* u) const {
-    for (Index i = 0; i < n; i += R) solve_tile(i, S, M, u);
+  template <class Between>
+  void solve_u(Index n, const Scalar* S, const Scalar* M, Scalar* u, const Between& between) const {
+    for (Index i = 0; i < n; i += R) solve_tile(i, S, M, u), between();
   }
 
   // o = A_t (q S_0) - b_t (q M_0) + Q u, for a panel of V. Reads q_tiles.
-  void read_o(Index n, const Scalar* S, const Scalar* M, const Scalar* u, Scalar* o) const {
-    for (Index i = 0; i < n; i += R) read_tile(i, S, M, u, o);
+  template <class Between>
+  void read_o(Index n, const Scalar* S, const Scalar* M, const Scalar* u, Scalar* o,
+              const Between& between) const {
+    for (Index i = 0; i < n; i += R) read_tile(i, S, M, u, o), between();
   }
 
   // S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u and M_n = m_n M_0 - (kt .* D_n)^T u, for a panel of V.
   // Reads k_rows.
-  void carry(Index n, const Scalar* u, Scalar* S, Scalar* M) const {
-    for (Index c = 0; c < K; c += R) carry_tile(c, n, u, S, M);
+  template <class Between>
+  void carry(Index n, const Scalar* u, Scalar* S, Scalar* M, const Between& between) const {
+    for (Index c = 0; c < K; c += R) carry_tile(c, n, u, S, M), between();
   }
 
  private:
@@ -243,6 +247,10 @@ class ChunkForward {
       c_.form_p_tiles(n);
       c_.form_q_tiles(n);
       c_.form_k_rows(n);
+      Fetch<Storage> next;
+      for (const auto* rows : {&x.q, &x.k, &x.p, &x.v}) next.add(*rows, t0 + n, chunk_size_);
+      next.add({o.data(), o.rows(), o.cols(), o.outerStride()}, t0, n);
+      const auto fetch = [&] { next.some(); };
       for (Index column = begin; column < end; column += W) {
         const Index width = std::min<Index>(W, end - column);
         Scalar* const S = S_ + (column - begin) * c_.Kp;
@@ -252,9 +260,9 @@ class ChunkForward {
               t0, column, width, [&](Index i) -> Row<Scalar> { return aligned_row(S + i * W); },
               [&](Index i) -> Row<Scalar> { return aligned_row(M + i * W); });
         load_rows(x.v, t0, n, column, width, c_.padded(n), u_);
-        c_.solve_u(n, S, M, u_);
-        c_.read_o(n, S, M, u_, o_);
-        c_.carry(n, u_, S, M);
+        c_.solve_u(n, S, M, u_, fetch);
+        c_.read_o(n, S, M, u_, o_, fetch);
+        c_.carry(n, u_, S, M, fetch);
         for (Index i = 0; i < n; ++i) {
           record.u(t0 + i, column, aligned_row(u_ + i * W).head(width));
           store_row(Row<Scalar>(aligned_row(o_ + i * W)), o.data() + (t0 + i) * o.outerStride() + column,

@@ -31,6 +31,39 @@ struct Head {
   Index V() const { return v.cols(); }
 };
 
+// Fetches rows that will be read soon, a few lines at a time between tiles: more at once than the processor
+// keeps track of would hold up what is computed meanwhile.
+template <class Storage>
+class Fetch {
+ public:
+  void add(const RowsMap<const Storage>& rows, Index t, Index n) {
+    n = std::min(n, rows.rows() - t);
+    if (n > 0)
+      pending_[count_++] = {rows.data() + t * rows.outerStride(), rows.outerStride(), rows.cols(), n};
+  }
+  void some() {
+    for (int lines = 0; lines < 8 && count_ > 0; ++lines) {
+      Rows& rows = pending_[count_ - 1];
+      prefetch_read(rows.data + column_);
+      column_ += line;
+      if (column_ < rows.columns) continue;
+      column_ = 0;
+      rows.data += rows.stride;
+      if (--rows.count == 0) --count_;
+    }
+  }
+
+ private:
+  static constexpr Index line = std::max<Index>(1, 64 / Index(sizeof(Storage)));
+  struct Rows {
+    const Storage* data;
+    Index stride, columns, count;
+  };
+  Rows pending_[6];
+  int count_ = 0;
+  Index column_ = 0;
+};
+
 // Value head h of one sequence. Heads that share a query and key read the same memory.
 template <class Scalar, class Storage>
 Head<Scalar, Storage> head_of(const Inputs<Scalar, Storage>& x, const SequenceTokens& tokens, Index h) {
