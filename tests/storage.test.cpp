@@ -114,7 +114,8 @@ struct StoredResults {
   }
 };
 
-// What backward() writes: dq, dk, dv, dp of the Storage, the others float. Made from the floats to start with.
+// What backward() writes: dq, dk, dv, dp of the Storage, the others float. Made from the floats to start
+// with.
 template <class Storage>
 struct StoredGradients {
   Array<Storage> dq, dk, dv, dp;

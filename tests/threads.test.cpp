@@ -76,7 +76,8 @@ struct Case {
   }
 };
 
-// One head of many columns, many heads, groups, packed sequences, and V on both sides of a panel and of a tile of panels.
+// One head of many columns, many heads, groups, packed sequences, and V on both sides of a panel and of a
+// tile of panels.
 template <class Scalar>
 std::vector<Case<Scalar>> cases() {
   return {{{.T = 40, .K = 33, .V = 100}},

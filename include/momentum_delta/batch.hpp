@@ -16,8 +16,8 @@ namespace momentum_delta {
 namespace detail {
 
 // The faster form and chunk size for a shape, as bench/README.md measures them. Forward, the (fused)
-// recurrence is the faster form at every shape and type; backward, the chunk form. Small chunks have less work inside
-// them, large ones fewer passes over the state, and in training fewer states to keep.
+// recurrence is the faster form at every shape and type; backward, the chunk form. Small chunks have less
+// work inside them, large ones fewer passes over the state, and in training fewer states to keep.
 enum class Purpose { forward, training };
 
 inline Index choose_chunk_size(const Options& options, const Sizes& s, Purpose purpose) {

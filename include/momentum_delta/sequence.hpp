@@ -16,7 +16,8 @@ class Workspace;  // workspace.hpp
 // query, key and (if it has HK heads) p head h / (HV / HK), so HV is a positive multiple of HK.
 //
 // Storage is the type of q, k, v, p, o and their gradients in memory: Scalar, or Eigen::bfloat16 or
-// Eigen::half with a Scalar of float. Everything is computed in Scalar; what is stored is rounded once, to nearest even.
+// Eigen::half with a Scalar of float. Everything is computed in Scalar, and rounded once to be stored, to
+// nearest even.
 template <class Scalar, class Storage = Scalar>
 struct Inputs {
   static_assert(detail::is_compute_scalar<Scalar>,

@@ -23,6 +23,7 @@ inline constexpr int vector_lanes = 4;
 #endif
 using Floats = float __attribute__((vector_size(4 * vector_lanes)));
 using Ints = std::int32_t __attribute__((vector_size(4 * vector_lanes)));
+using Unsigned = std::uint32_t __attribute__((vector_size(4 * vector_lanes)));
 using Shorts = std::uint16_t __attribute__((vector_size(2 * vector_lanes)));
 
 // yes where the mask is set (-1), no where it is 0
@@ -69,7 +70,9 @@ EIGEN_ALWAYS_INLINE void convert_vector(const float* from, Eigen::half* to) {
   std::memcpy(&bits, from, sizeof bits);
   const Ints magnitude = bits & 0x7fffffff;
   const Ints below_normal = magnitude < ((127 - 14) << 23);
-  Ints x = (magnitude - ((127 - 15) << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // Unsigned, for where x is no normal half this wraps around, and is not used.
+  const Unsigned bias = (Unsigned)magnitude - ((127u - 15) << 23), odd = ((Unsigned)magnitude >> 13) & 1;
+  Ints x = (Ints)((bias + odd + 0xfff) >> 13);
   // 0.5 added, a number below 2^-14 has its multiple of 2^-24 in the lowest bits, rounded.
   const Floats small = (Floats)(magnitude & below_normal) + 0.5f;
   select(below_normal, (Ints)small - 0x3f000000, x);

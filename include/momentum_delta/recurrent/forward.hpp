@@ -28,8 +28,8 @@ class RecurrentForward {
         u_(arena.take<Scalar>(columns)),
         o_(arena.take<Scalar>(columns)) {}
 
-  // Token t, columns from `begin` on: k_t, p_t, kt_t and u_t are left in k(), p(), kt() and u(), and the state
-  // before the token becomes the state after it.
+  // Token t, columns from `begin` on: k_t, p_t, kt_t and u_t are left in k(), p(), kt() and u(), and the
+  // state before the token becomes the state after it.
   void update(const Head<Scalar, Storage>& x, Index t, Index begin, MatrixRef<Scalar> S,
               MatrixRef<Scalar> M) {
     const Scalar alpha = decay(x.log_alpha[t]);
