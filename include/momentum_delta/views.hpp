@@ -79,8 +79,9 @@ EigenMemory<Scalar> memory_of(Argument&& m) {
   constexpr bool same_scalar = std::is_same_v<typename Derived::Scalar, std::remove_const_t<Scalar>>;
   static_assert(in_memory,
                 "momentum_delta: pass a matrix, a map or a block; an expression has no memory to view");
-  static_assert(same_scalar,
-                "momentum_delta: the matrix must hold the Scalar of Inputs<Scalar> and Outputs<Scalar>");
+  static_assert(
+      same_scalar,
+      "momentum_delta: the matrix must hold the Scalar of Inputs and Outputs, and for tokens the Storage");
   static_assert(bool(Derived::IsRowMajor) || bool(Derived::IsVectorAtCompileTime),
                 "momentum_delta: the matrix must be row-major (Eigen::RowMajor); a column-major one would "
                 "have to be copied");

@@ -27,7 +27,7 @@ class RecurrentBackward {
         V_(s.V),
         forward_(arena, s, s.V),
         gradients_(arena.take<Scalar>(s.HV / std::max<Index>(s.HK, 1) * 2 * s.K * s.V)),
-        states_(arena.take<Scalar>((std::bit_width(std::uint64_t(stretch)) + 2) * 2 * s.K * s.V)),
+        states_(arena.take<Scalar>(Index(std::bit_width(std::uint64_t(stretch)) + 2) * 2 * s.K * s.V)),
         do_(arena.take<Scalar>(s.V), s.V),
         du_(arena.take<Scalar>(s.V), s.V),
         q_(arena.take<Scalar>(s.K), s.K),
