@@ -3,6 +3,7 @@
 #pragma once
 
 #include "momentum_delta/detail/head.hpp"
+#include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
 
