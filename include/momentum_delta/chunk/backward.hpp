@@ -90,7 +90,7 @@ class ChunkBackward {
     for (Index i = last; i >= 0; --i) {
       const Index t0 = begin + i * size, n = std::min(size, end - t0);
       rebuild(x, saved, t0, n, state_before(i));
-      chunk(x, t0, n, state_before(i), pair(gradients_, member), g);
+      chunk(x, t0, n, size, state_before(i), pair(gradients_, member), g);
     }
   }
   // .. to those by the state before its first.
@@ -149,11 +149,16 @@ class ChunkBackward {
     }
   }
 
-  // Tokens [t0, t0 + n), rebuilt in c and u; s: the state before them; gs: gradients by the state after them,
-  // then by the state before.
-  void chunk(const Head<Scalar, Storage>& x, Index t0, Index n, const ConstState& s, const State& gs,
-             const HeadGradients<Scalar, Storage>& g) {
+  // Tokens [t0, t0 + n), rebuilt in c and u; size: tokens of the chunk before; s: the state before them; gs:
+  // gradients by the state after them, then by the state before.
+  void chunk(const Head<Scalar, Storage>& x, Index t0, Index n, Index size, const ConstState& s,
+             const State& gs, const HeadGradients<Scalar, Storage>& g) {
     const Index rows = c.padded(n);
+    Fetch<Storage> next;  // what the chunk before this one will read
+    if (const Index before = std::min(t0, size); before > 0) {
+      for (const auto* tensor : {&x.q, &x.k, &x.p}) next.add(*tensor, t0 - before, before);
+      if (g.do_) next.add({g.do_, x.T(), V, Eigen::OuterStride<>(g.do_stride)}, t0 - before, before);
+    }
     c.form_k_tiles(n);
     c.form_q_rows(n);
     c.form_p_rows(n);
@@ -168,7 +173,7 @@ class ChunkBackward {
       else
         std::fill(do_ + at, do_ + at + rows * W, Scalar(0));
       for (Index i = round_up(n, R) - R; i >= 0; i -= R)
-        dR_tile(i, n, gs.S(panel), gs.M(panel), do_ + at, dR + at);  // n x V
+        dR_tile(i, n, gs.S(panel), gs.M(panel), do_ + at, dR + at), next.some();  // n x V
       std::fill(dR + at + round_up(n, R) * W, dR + at + rows * W, Scalar(0));
       g.dv.put(t0, n, column, width, dR + at, W);
       std::fill(u + at + n * W, u + at + rows * W, Scalar(0));
@@ -190,6 +195,7 @@ class ChunkBackward {
         dq_tile(i, t, s);
         dp_tile(i, t, s);
         dkt_tile(i, t, n, gs);
+        next.some();
       }
     }
     transpose(dqT, C, Kp, rows, dq, Kp);
@@ -220,7 +226,7 @@ class ChunkBackward {
 
     // dS_0 and dM_0
     for (Index panel = 0; panel < panels; ++panel)
-      for (Index i = 0; i < K; i += R) dstate_tile(panel, i, n, gs);
+      for (Index i = 0; i < K; i += R) dstate_tile(panel, i, n, gs), next.some();
 
     // By the mask
     for (Index t = 0; t <= n; ++t) {
