@@ -233,21 +233,7 @@ TEMPLATE_TEST_CASE("step after step is the recurrence", "", float, double) {
   Results<TestType> y{examples::zeros<TestType>(x.v.shape), x.initial_S, x.initial_M};
   const Outputs<TestType> whole = y.outputs();
   for (Index t = 0; t < 9; ++t) {
-    const auto token = [&](auto view) {
-      view.data += t * view.stride[1];
-      view.shape[1] = 1;
-      return view;
-    };
-    const Inputs<TestType> all = x.inputs();
-    momentum_delta::step(Inputs<TestType>{.q = token(all.q),
-                                          .k = token(all.k),
-                                          .v = token(all.v),
-                                          .p = token(all.p),
-                                          .log_alpha = token(all.log_alpha),
-                                          .log_mu = token(all.log_mu),
-                                          .beta = token(all.beta),
-                                          .eta = token(all.eta)},
-                         whole.final_S, whole.final_M, token(whole.o));
+    momentum_delta::step(step_inputs(x.inputs(), t), whole.final_S, whole.final_M, token_of(whole.o, t));
   }
   const auto close = [](const Array<TestType>& a, const Array<TestType>& b) {
     return rel_rms(a, examples::cast<long double>(b)) <= 20 * std::numeric_limits<TestType>::epsilon();

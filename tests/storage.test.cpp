@@ -195,16 +195,8 @@ void check_backward(const Stored<Storage>& s, const Saved<float>& saved, const O
 
 template <class Storage>
 void check_step(const Stored<Storage>& s) {
-  Inputs<float> x = s.x.inputs();
-  Inputs<float, Storage> stored = s.inputs();
-  const auto first_token = [](auto& view) { view.shape[1] = 1; };
-  for (auto* view : {&x.q, &x.k, &x.v}) first_token(*view);
-  for (auto* view : {&stored.q, &stored.k, &stored.v}) first_token(*view);
-  if (!s.p.absent()) first_token(x.p), first_token(stored.p);
-  for (auto* view : {&x.log_alpha, &x.log_mu, &x.beta, &x.eta}) first_token(*view);
-  for (auto* view : {&stored.log_alpha, &stored.log_mu, &stored.beta, &stored.eta}) first_token(*view);
-  x.initial_S = x.initial_M = stored.initial_S = stored.initial_M = {};
-
+  Inputs<float> x = step_inputs(s.x.inputs(), 0);
+  Inputs<float, Storage> stored = step_inputs(s.inputs(), 0);
   std::vector<Index> shape = s.x.v.shape;
   shape[1] = 1;
   Results<float> y{unwritten<float>(shape), s.x.initial_S, s.x.initial_M};

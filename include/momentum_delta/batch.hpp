@@ -61,20 +61,30 @@ Index columns_per_task(const Options& options, Index heads, Index V) {
   return std::min(V, (panels + parts - 1) / parts * panel_width<Scalar>);
 }
 
-// Every head's columns through a kernel. make(arena, sizes, columns) constructs one with room for so many;
-// make_record(n, h, tokens): see saved.hpp.
+// visit(kernel, n, h, begin, end) for the columns [begin, end) of value head h of sequence n, all of them once.
+// make(arena, columns) constructs a kernel with room for so many.
+template <class Scalar, class Make, class Visit>
+void for_each_columns(const Options& options, const Sizes& s, const Make& make, const Visit& visit) {
+  const Index columns = columns_per_task<Scalar>(options, s.N * s.HV, s.V);
+  const Index parts = columns == 0 ? 1 : (s.V + columns - 1) / columns;
+  for_each_task(
+      options, s.N * s.HV * parts, [&](Arena& arena) { return make(arena, columns); },
+      [&](auto& kernel, Index i) {
+        const Index head = i / parts, begin = i % parts * columns;
+        visit(kernel, head / s.HV, head % s.HV, begin, std::min(s.V, begin + columns));
+      });
+}
+
+// make(arena, sizes, columns); make_record(n, h, tokens): see saved.hpp.
 template <class Scalar, class Storage, class Make, class MakeRecord>
 void forward_with(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y, const Options& options,
                   const Make& make, const MakeRecord& make_record) {
   const Sizes s = sizes_of(x);
-  const Index columns = columns_per_task<Scalar>(options, s.N * s.HV, s.V);
-  const Index parts = columns == 0 ? 1 : (s.V + columns - 1) / columns;
-  for_each_task(
-      options, s.N * s.HV * parts, [&](Arena& arena) { return make(arena, s, columns); },
-      [&](auto& kernel, Index i) {
-        const Index n = i / parts / s.HV, h = i / parts % s.HV, begin = i % parts * columns;
+  for_each_columns<Scalar>(
+      options, s, [&](Arena& arena, Index columns) { return make(arena, s, columns); },
+      [&](auto& kernel, Index n, Index h, Index begin, Index end) {
         const SequenceTokens tokens = tokens_of(x, n);
-        kernel(head_of(x, tokens, h), begin, std::min(s.V, begin + columns),
+        kernel(head_of(x, tokens, h), begin, end,
                {state_rows(x.initial_S, n, h), state_rows(x.initial_M, n, h)},
                y.o.rows(tokens.b, h, tokens.begin, tokens.count),
                {state_rows(y.final_S, n, h), state_rows(y.final_M, n, h)}, make_record(n, h, tokens));
@@ -113,8 +123,8 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
   detail::forward(x, y, options, detail::Purpose::forward, [](auto&&...) { return detail::NoRecord{}; });
 }
 
-// The chunk form with a chunk size known at compile time, >= 1: forward<64>(x, y). Also throws if options ask
-// for another algorithm or another size.
+// The chunk form with a chunk size fixed in the caller's code, >= 1: forward<64>(x, y), the same kernel. Also
+// throws if options ask for another algorithm or another size.
 template <int ChunkSize, class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              Options options = {}) {
@@ -209,14 +219,11 @@ void step(const Inputs<Scalar, Storage>& x, std::type_identity_t<StateView<Scala
   using namespace detail;
   check_step(Check("step"), x, S, M, o, options);
   const Sizes s = sizes_of(x);
-  const Index columns = columns_per_task<Scalar>(options, s.B * s.HV, s.V);
-  const Index parts = columns == 0 ? 1 : (s.V + columns - 1) / columns;
-  for_each_task(
-      options, s.B * s.HV * parts, [&](Arena& arena) { return Step<Scalar, Storage>(arena, s); },
-      [&](auto& kernel, Index i) {
-        const Index b = i / parts / s.HV, h = i / parts % s.HV, begin = i % parts * columns;
-        kernel(head_of(x, {b, 0, 1}, h), begin, std::min(s.V, begin + columns), state_rows(S, b, h),
-               state_rows(M, b, h), o.rows(b, h, 0, 1));
+  for_each_columns<Scalar>(
+      options, s, [&](Arena& arena, Index) { return Step<Scalar, Storage>(arena, s); },
+      [&](auto& kernel, Index b, Index h, Index begin, Index end) {
+        kernel(head_of(x, {b, 0, 1}, h), begin, end, state_rows(S, b, h), state_rows(M, b, h),
+               o.rows(b, h, 0, 1));
       });
 }
 

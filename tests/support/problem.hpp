@@ -112,6 +112,28 @@ Results<Scalar> definition(const Problem<Scalar>& x) {
   return y;
 }
 
+// Token t of every batch alone: a view of token vectors or gates, or the inputs of a step.
+template <class View>
+View token_of(View view, Index t) {
+  if (view.absent()) return view;
+  view.data += t * view.stride[1];
+  view.shape[1] = 1;
+  return view;
+}
+template <class Scalar, class Storage>
+momentum_delta::Inputs<Scalar, Storage> step_inputs(const momentum_delta::Inputs<Scalar, Storage>& x,
+                                                    Index t) {
+  return {.q = token_of(x.q, t),
+          .k = token_of(x.k, t),
+          .v = token_of(x.v, t),
+          .p = token_of(x.p, t),
+          .log_alpha = token_of(x.log_alpha, t),
+          .log_mu = token_of(x.log_mu, t),
+          .beta = token_of(x.beta, t),
+          .eta = token_of(x.eta, t),
+          .scale = x.scale};
+}
+
 // rms(x - expected) / max(rms(expected), 1e-30): below that, float has left its range and 0 is right.
 template <class Scalar>
 double rel_rms(const Array<Scalar>& x, const Array<long double>& expected) {

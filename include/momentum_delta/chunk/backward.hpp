@@ -156,8 +156,10 @@ class ChunkBackward {
     const Index rows = c.padded(n);
     Fetch<Storage> next;  // what the chunk before this one will read
     if (const Index before = std::min(t0, size); before > 0) {
-      for (const auto* tensor : {&x.q, &x.k, &x.p}) next.add(*tensor, t0 - before, before);
-      if (g.do_) next.add({g.do_, x.T(), V, Eigen::OuterStride<>(g.do_stride)}, t0 - before, before);
+      for (const auto* tensor : {&x.q, &x.k, &x.p}) next.add(*tensor, t0 - before, before, 0, K);
+      if (g.do_)
+        next.add(RowsMap<const Storage>(g.do_, x.T(), V, Eigen::OuterStride<>(g.do_stride)), t0 - before,
+                 before, 0, V);
     }
     c.form_k_tiles(n);
     c.form_q_rows(n);
@@ -192,8 +194,8 @@ class ChunkBackward {
     std::fill(by_token, by_token + 6 * C, Scalar(0));
     for (Index t = 0; t < rows; t += W) {
       for (Index i = 0; i < K; i += R) {
-        dq_tile(i, t, s);
-        dp_tile(i, t, s);
+        read_tile(i, t, s, Scalar(1), c.qT, doT, c.mask.A_from(1), c.mask.b_from(1), dqT, dA_q(), db_q());
+        read_tile(i, t, s, Scalar(-1), c.pT, dRT, c.mask.A_from(0), c.mask.b_from(0), dpT, dA_p(), db_p());
         dkt_tile(i, t, n, gs);
         next.some();
       }
@@ -312,40 +314,26 @@ class ChunkBackward {
     });
   }
 
-  // Rows [i, i + R), lanes [t, t + W) of (do S_0^T)^T and (do M_0^T)^T:
-  // dq = A_t (do S_0^T) - b_t (do M_0^T), dA_t = q_t . (do S_0^T)_t, db_t = -q_t . (do M_0^T)_t
-  EIGEN_DONT_INLINE void dq_tile(Index i, Index t, const ConstState& s) {
-    Tile<Scalar> doS, doM;
-    product_with_tokens(doS, s.S(0) + i * W, 2 * Kp * W, doT + t);
-    product_with_tokens(doM, s.M(0) + i * W, 2 * Kp * W, doT + t);
-    const Lanes A = Eigen::Map<const Lanes>(c.mask.A_from(t + 1)),
-                b = Eigen::Map<const Lanes>(c.mask.b_from(t + 1));
-    Lanes dA = aligned_row(dA_q() + t), db = aligned_row(db_q() + t);
+  // Rows [i, i + R), lanes [t, t + W) of what a reading of the state gives back, y = A (x S_0) - b (x M_0) with
+  // gradient dy:
+  //   dx = A (dy S_0^T) - b (dy M_0^T), dA = x . (dy S_0^T), db = -x . (dy M_0^T)
+  // all with the sign `sign`: + for o, where x is q, - for u, where x is p and A, b are those of t - 1.
+  EIGEN_DONT_INLINE void read_tile(Index i, Index t, const ConstState& s, Scalar sign, const Scalar* xT,
+                                   const Scalar* dyT, const Scalar* A_t, const Scalar* b_t, Scalar* dxT,
+                                   Scalar* dA_t, Scalar* db_t) {
+    Tile<Scalar> dyS, dyM;
+    product_with_tokens(dyS, s.S(0) + i * W, 2 * Kp * W, dyT + t);
+    product_with_tokens(dyM, s.M(0) + i * W, 2 * Kp * W, dyT + t);
+    const Lanes A = sign * Eigen::Map<const Lanes>(A_t + t), b = sign * Eigen::Map<const Lanes>(b_t + t);
+    Lanes dA = aligned_row(dA_t + t), db = aligned_row(db_t + t);
     unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Lanes q_r = aligned_row(c.qT + (i + r) * C + t);
-      dA += q_r * doS.row(r);
-      db -= q_r * doM.row(r);
-      aligned_row(dqT + (i + r) * C + t) = A * doS.row(r) - b * doM.row(r);
+      const Lanes x_r = sign * aligned_row(xT + (i + r) * C + t);
+      dA += x_r * dyS.row(r);
+      db -= x_r * dyM.row(r);
+      aligned_row(dxT + (i + r) * C + t) = A * dyS.row(r) - b * dyM.row(r);
     });
-    aligned_row(dA_q() + t) = dA;
-    aligned_row(db_q() + t) = db;
-  }
-  // dp = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T),
-  // dA_{t-1} = -p_t . (dR S_0^T)_t, db_{t-1} = p_t . (dR M_0^T)_t
-  EIGEN_DONT_INLINE void dp_tile(Index i, Index t, const ConstState& s) {
-    Tile<Scalar> dRS, dRM;
-    product_with_tokens(dRS, s.S(0) + i * W, 2 * Kp * W, dRT + t);
-    product_with_tokens(dRM, s.M(0) + i * W, 2 * Kp * W, dRT + t);
-    const Lanes A = Eigen::Map<const Lanes>(c.mask.A_from(t)), b = Eigen::Map<const Lanes>(c.mask.b_from(t));
-    Lanes dA = aligned_row(dA_p() + t), db = aligned_row(db_p() + t);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Lanes p_r = aligned_row(c.pT + (i + r) * C + t);
-      dA -= p_r * dRS.row(r);
-      db += p_r * dRM.row(r);
-      aligned_row(dpT + (i + r) * C + t) = b * dRM.row(r) - A * dRS.row(r);
-    });
-    aligned_row(dA_p() + t) = dA;
-    aligned_row(db_p() + t) = db;
+    aligned_row(dA_t + t) = dA;
+    aligned_row(db_t + t) = db;
   }
   // dkt = G_n .* (u dS_n^T) - D_n .* (u dM_n^T), dG_nj = kt_j . (u dS_n^T)_j, dD_nj = -kt_j . (u dM_n^T)_j
   EIGEN_DONT_INLINE void dkt_tile(Index i, Index t, Index n, const State& gs) {

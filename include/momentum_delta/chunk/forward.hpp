@@ -143,8 +143,12 @@ struct Chunk {
                   Scalar* tiles) const {
     constexpr int part = std::min(W, R);  // tokens that lie together in both layouts
     using Part = Eigen::Array<Scalar, 1, part>;
-    for (Index t = 0; t < n; t += part) {
-      const Part a_t = a_sign * Eigen::Map<const Part>(a + t), b_t = b_sign * Eigen::Map<const Part>(b + t);
+    for (Index t = 0; t < round_up(n, R); t += part) {
+      Part a_t = Part::Zero(), b_t = Part::Zero();  // past n, where a tile is larger than a part
+      if (t < n) {
+        a_t = a_sign * Eigen::Map<const Part>(a + t);
+        b_t = b_sign * Eigen::Map<const Part>(b + t);
+      }
       Scalar* const to = tiles + t / R * R * 2 * Kp + t % R;
       for (Index c = 0; c < K; ++c) {
         const Part x = Eigen::Map<const Part>(xT + c * C + t);
@@ -248,8 +252,9 @@ class ChunkForward {
       c_.form_q_tiles(n);
       c_.form_k_rows(n);
       Fetch<Storage> next;
-      for (const auto* rows : {&x.q, &x.k, &x.p, &x.v}) next.add(*rows, t0 + n, chunk_size_);
-      next.add({o.data(), o.rows(), o.cols(), o.outerStride()}, t0, n);
+      for (const auto* rows : {&x.q, &x.k, &x.p}) next.add(*rows, t0 + n, chunk_size_, 0, x.K());
+      next.add(x.v, t0 + n, chunk_size_, begin, end - begin);
+      next.add(o, t0, n, begin, end - begin);
       const auto fetch = [&] { next.some(); };
       for (Index column = begin; column < end; column += W) {
         const Index width = std::min<Index>(W, end - column);

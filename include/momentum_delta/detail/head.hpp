@@ -31,20 +31,23 @@ struct Head {
   Index V() const { return v.cols(); }
 };
 
-// Fetches rows that will be read soon, a few lines at a time between tiles: more at once than the processor
-// keeps track of would hold up what is computed meanwhile.
+// Fetches rows that will be read or written soon, a few lines at a time between tiles: rows of one head among
+// others lie too far apart for the processor to foresee them, and more at once than it keeps track of would
+// hold up what is computed meanwhile.
 template <class Storage>
 class Fetch {
  public:
-  void add(const RowsMap<const Storage>& rows, Index t, Index n) {
+  // Columns [column, column + columns) of the rows [t, t + n), as far as there are so many.
+  template <class Map>
+  void add(const Map& rows, Index t, Index n, Index column, Index columns) {
     n = std::min(n, rows.rows() - t);
     if (n > 0)
-      pending_[count_++] = {rows.data() + t * rows.outerStride(), rows.outerStride(), rows.cols(), n};
+      pending_[count_++] = {rows.data() + t * rows.outerStride() + column, rows.outerStride(), columns, n};
   }
   void some() {
     for (int lines = 0; lines < 8 && count_ > 0; ++lines) {
       Rows& rows = pending_[count_ - 1];
-      prefetch_read(rows.data + column_);
+      prefetch(rows.data + column_);
       column_ += line;
       if (column_ < rows.columns) continue;
       column_ = 0;
@@ -59,7 +62,7 @@ class Fetch {
     const Storage* data;
     Index stride, columns, count;
   };
-  Rows pending_[6];
+  Rows pending_[5];
   int count_ = 0;
   Index column_ = 0;
 };

@@ -30,16 +30,10 @@ constexpr Index round_up(Index size, Index multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
 
-// Fetches a cache line that will be read, or written, soon. Rows of one head among others lie too far apart
-// for the processor to foresee them.
-inline void prefetch_read([[maybe_unused]] const void* line) {
+// Fetches a cache line that will be used soon.
+inline void prefetch([[maybe_unused]] const void* line) {
 #if defined(__GNUC__)
-  __builtin_prefetch(line, 0);
-#endif
-}
-inline void prefetch_write([[maybe_unused]] void* line) {
-#if defined(__GNUC__)
-  __builtin_prefetch(line, 1);
+  __builtin_prefetch(line);
 #endif
 }
 

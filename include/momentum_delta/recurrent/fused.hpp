@@ -62,8 +62,12 @@ class FusedForward {
       copy_rows(x.p, t0, n_p, 0, K_, p_, Kp_);
       copy_rows(x.v, t0, n, begin, width, v_, columns_);
       plan(x, t0, n, a, m);
+      Fetch<Storage> next;
+      for (const auto* rows : {&x.q, &x.k, &x.p}) next.add(*rows, t0 + n, block, 0, K_);
+      next.add(x.v, t0 + n, block, begin, width);
+      next.add(o, t0, n, begin, width);
       for (Index column = 0; column < width; column += W)
-        panel(x, t0, n, n_p, begin, column, width, o, record);
+        panel(t0, n, n_p, begin, column, std::min<Index>(W, width - column), next, record);
       for (Index i = 0; i < n; ++i)
         for (Index c = 0; c < width; c += W)
           store_row(Row<Scalar>(aligned_row(o_ + i * columns_ + c)),
@@ -121,11 +125,10 @@ class FusedForward {
     }
   }
 
-  // Tokens [t0, t0 + n), the panel from `column` on of the `columns` from `begin` on.
+  // Tokens [t0, t0 + n), the panel of `width` columns from `column` on, counted from `begin`.
   template <class Record>
-  void panel(const Head<Scalar, Storage>& x, Index t0, Index n, Index n_p, Index begin, Index column,
-             Index columns, RowsMap<Storage>& o, const Record& record) {
-    const Index width = std::min<Index>(W, columns - column);
+  void panel(Index t0, Index n, Index n_p, Index begin, Index column, Index width, Fetch<Storage>& next,
+             const Record& record) {
     Scalar* const R = R_ + column * K_;
     Scalar* const N = N_ + column * K_;
     Row<Scalar> pR = Row<Scalar>::Zero(), qR;
@@ -136,7 +139,7 @@ class FusedForward {
 
     for (Index i = 0; i < n; ++i) {
       const Step& s = steps_[i];
-      prefetch(x, o, t0 + i, begin, column, columns);
+      next.some();
       if (record.wants_state(t0 + i))
         record.state(
             t0 + i, begin + column, width,
@@ -154,21 +157,6 @@ class FusedForward {
       aligned_row(o_ + i * columns_ + column) = s.read * qR;
     }
     aligned_row(pR_ + column) = pR;
-  }
-
-  // A panel's share of what the next block's token will read, and of where this one's o will go: more at once
-  // than the processor keeps track of would hold up the sweep.
-  void prefetch(const Head<Scalar, Storage>& x, RowsMap<Storage>& o, Index t, Index begin, Index column,
-                Index columns) const {
-    constexpr Index line = 64 / Index(sizeof(Storage));
-    const Index later = std::min(t + block, x.T() - 1);
-    for (Index c = column / W * line; c < K_; c += (columns + W - 1) / W * line) {
-      prefetch_read(x.q.data() + later * x.q.outerStride() + c);
-      prefetch_read(x.k.data() + later * x.k.outerStride() + c);
-      prefetch_read(x.p.data() + later * x.p.outerStride() + c);
-    }
-    prefetch_read(x.v.data() + later * x.v.outerStride() + begin + column);
-    prefetch_write(o.data() + t * o.outerStride() + begin + column);
   }
 
   // One token: N and R updated, qR = q R, pR = p R. A function of its own, whose loop gets all registers.
