@@ -61,8 +61,8 @@ Index columns_per_task(const Options& options, Index heads, Index V) {
   return std::min(V, (panels + parts - 1) / parts * panel_width<Scalar>);
 }
 
-// visit(kernel, n, h, begin, end) for the columns [begin, end) of value head h of sequence n, all of them once.
-// make(arena, columns) constructs a kernel with room for so many.
+// visit(kernel, n, h, begin, end) for the columns [begin, end) of value head h of sequence n, all of them
+// once. make(arena, columns) constructs a kernel with room for so many.
 template <class Scalar, class Make, class Visit>
 void for_each_columns(const Options& options, const Sizes& s, const Make& make, const Visit& visit) {
   const Index columns = columns_per_task<Scalar>(options, s.N * s.HV, s.V);

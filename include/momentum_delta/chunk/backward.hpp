@@ -314,8 +314,8 @@ class ChunkBackward {
     });
   }
 
-  // Rows [i, i + R), lanes [t, t + W) of what a reading of the state gives back, y = A (x S_0) - b (x M_0) with
-  // gradient dy:
+  // Rows [i, i + R), lanes [t, t + W) of what a reading of the state gives back, y = A (x S_0) - b (x M_0)
+  // with gradient dy:
   //   dx = A (dy S_0^T) - b (dy M_0^T), dA = x . (dy S_0^T), db = -x . (dy M_0^T)
   // all with the sign `sign`: + for o, where x is q, - for u, where x is p and A, b are those of t - 1.
   EIGEN_DONT_INLINE void read_tile(Index i, Index t, const ConstState& s, Scalar sign, const Scalar* xT,
