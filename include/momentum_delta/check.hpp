@@ -146,7 +146,7 @@ class Aliases {
   };
   const Check& check_;
   std::size_t count_ = 0;
-  std::array<Entry, 24> entries_;  // backward()'s: eleven inputs, three upstream gradients, ten gradients
+  std::array<Entry, 48> entries_;  // layer_backward()'s are the most: weights, their gradients, tokens
 };
 
 template <class Scalar, class Storage>
