@@ -3,7 +3,8 @@
 //   check_case [--kernel recurrent|chunk|all] [--chunk N[,N...]] [--scalar float|double|all]
 //              [--backward] [--max-error X] FILE...
 //
-// Each FILE is a .safetensors file in the layout of support/case_file.hpp; positive log gates are allowed.
+// Each FILE is a .safetensors file: of the rule, in the layout of support/case_file.hpp (positive log gates
+// are allowed), or, by its metadata "kind", of the layer, in that of support/layer_case.hpp.
 // Prints one tab-separated line for each file, kernel, chunk, scalar and tensor,
 //
 //   file kernel chunk scalar tensor rel_rms max_rel
@@ -11,8 +12,9 @@
 // (chunk is - for the recurrent kernel; Error in support/case_file.hpp defines the two measures), then a line
 // "N passed, N failed". A line passes if its rel_rms is finite and at most X: 3e-6 for float and 1e-13 for
 // double unless given. --backward also checks the gradients d* in the file, for the upstream gradients do,
-// dfinal_S and dfinal_M that it has (an absent one is 0), with bounds of 1e-5 and 1e-12. A file without any
-// expected value, or without any expected gradient, is compared with the recurrence in double.
+// dfinal_S and dfinal_M that it has (an absent one is 0), with bounds of 1e-5 and 1e-12. The bounds of a layer
+// are 1e-5 and 1e-11 for both, and its upstream gradient is dy. A file without any expected value, or without
+// any expected gradient, is compared with the recurrence in double.
 //
 // Exit status: 0 if all passed, 1 if any failed, 2 if an argument or a file is unusable.
 #include <cstdio>
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "support/case_file.hpp"
+#include "support/layer_case.hpp"
 
 using momentum_delta::Algorithm;
 using momentum_delta::Index;
@@ -95,8 +98,44 @@ class Checker {
 
   explicit Checker(const Arguments& arguments) : arguments_(arguments) {}
 
-  void check(const std::string& file) {
-    Case c = read_case(file);
+  void check(const std::string& path) {
+    const safetensors::File file = safetensors::read(path);
+    const std::string kind = kind_of(file);
+    if (kind.empty())
+      check_rule(path, read_case(file));
+    else if (kind == layer_kind)
+      check_layer(path, read_layer_case(file));
+    else
+      throw std::runtime_error("is of an unknown kind, \"" + kind + "\"");
+  }
+
+ private:
+  static momentum_delta::Options options(Algorithm algorithm, std::optional<Index> chunk_size) {
+    return {algorithm, chunk_size, /*allow_positive_log_gates=*/true};
+  }
+
+  // visit(kernel, options) for each form that is asked for.
+  template <class Visit>
+  void for_each_kernel(const Visit& visit) const {
+    if (arguments_.recurrent) visit("recurrent\t-", options(Algorithm::recurrent, {}));
+    if (!arguments_.chunk) return;
+    for (const Index size : arguments_.chunks)
+      visit("chunk\t" + std::to_string(size), options(Algorithm::chunk, size));
+  }
+
+  // The line of one tensor, if it is expected.
+  template <class Scalar>
+  void compare(const std::string& path, const std::string& kernel, const std::string& name,
+               const Array<Scalar>& value, const Array<double>& expected, double bound) {
+    if (expected.absent()) return;
+    const Error e = error_of(value, expected);
+    std::printf("%s\t%s\t%s\t%s\t%.3e\t%.3e\n", path.c_str(), kernel.c_str(),
+                std::is_same_v<Scalar, float> ? "float" : "double", name.c_str(), e.rel_rms, e.max_rel);
+    const bool pass = std::isfinite(e.rel_rms) && e.rel_rms <= arguments_.max_error.value_or(bound);
+    ++(pass ? passed : failed);
+  }
+
+  void check_rule(const std::string& path, Case c) {
     if (c.expected.o.absent() && c.expected.final_S.absent() && c.expected.final_M.absent())
       c.expected = run(c.problem, options(Algorithm::recurrent, {}));
     if (arguments_.backward) {
@@ -106,42 +145,51 @@ class Checker {
       Gradients<double>::for_each([&](const char*, auto get, auto) { given |= !get(c.gradients).absent(); });
       if (!given) c.gradients = run_backward(c.problem, c.upstream, options(Algorithm::recurrent, {}));
     }
-    if (arguments_.single) kernels<float>(file, "float", c, 3e-6, 1e-5);
-    if (arguments_.twice) kernels<double>(file, "double", c, 1e-13, 1e-12);
-  }
-
- private:
-  static momentum_delta::Options options(Algorithm algorithm, std::optional<Index> chunk_size) {
-    return {algorithm, chunk_size, /*allow_positive_log_gates=*/true};
+    if (arguments_.single) check_rule_in<float>(path, c, 3e-6, 1e-5);
+    if (arguments_.twice) check_rule_in<double>(path, c, 1e-13, 1e-12);
   }
 
   template <class Scalar>
-  void kernels(const std::string& file, const char* scalar, const Case& c, double value_bound,
-               double gradient_bound) {
+  void check_rule_in(const std::string& path, const Case& c, double value_bound, double gradient_bound) {
     const Problem<Scalar> x = c.problem.as<Scalar>();
-    const auto compare = [&](const std::string& kernel, const momentum_delta::Options& options) {
-      const auto tensor = [&](const char* name, const Array<Scalar>& value, const Array<double>& reference,
-                              double bound) {
-        if (reference.absent()) return;
-        const Error e = error_of(value, reference);
-        std::printf("%s\t%s\t%s\t%s\t%.3e\t%.3e\n", file.c_str(), kernel.c_str(), scalar, name, e.rel_rms,
-                    e.max_rel);
-        const bool pass = std::isfinite(e.rel_rms) && e.rel_rms <= arguments_.max_error.value_or(bound);
-        ++(pass ? passed : failed);
-      };
+    for_each_kernel([&](const std::string& kernel, const momentum_delta::Options& options) {
       const Results<Scalar> y = run(x, options);
-      tensor("o", y.o, c.expected.o, value_bound);
-      tensor("final_S", y.final_S, c.expected.final_S, value_bound);
-      tensor("final_M", y.final_M, c.expected.final_M, value_bound);
+      compare(path, kernel, "o", y.o, c.expected.o, value_bound);
+      compare(path, kernel, "final_S", y.final_S, c.expected.final_S, value_bound);
+      compare(path, kernel, "final_M", y.final_M, c.expected.final_M, value_bound);
       if (!arguments_.backward) return;
       const Gradients<Scalar> dx = run_backward(x, c.upstream.as<Scalar>(), options);
-      Gradients<double>::for_each(
-          [&](const char* name, auto get, auto) { tensor(name, get(dx), get(c.gradients), gradient_bound); });
-    };
-    if (arguments_.recurrent) compare("recurrent\t-", options(Algorithm::recurrent, {}));
-    if (!arguments_.chunk) return;
-    for (const Index size : arguments_.chunks)
-      compare("chunk\t" + std::to_string(size), options(Algorithm::chunk, size));
+      Gradients<double>::for_each([&](const char* name, auto get, auto) {
+        compare(path, kernel, name, get(dx), get(c.gradients), gradient_bound);
+      });
+    });
+  }
+
+  void check_layer(const std::string& path, LayerCase c) {
+    if (arguments_.backward && !c.tensors.contains("dy"))
+      throw std::runtime_error("--backward needs a file with dy");
+    const bool no_values = c.values.empty(), no_gradients = arguments_.backward && c.gradients.empty();
+    if (no_values || no_gradients) {
+      for (const auto& [name, tensor] :
+           run_layer<double>(c, options(Algorithm::recurrent, {}), no_gradients)) {
+        const bool gradient = name.starts_with("d");
+        if (gradient ? no_gradients : no_values) (gradient ? c.gradients : c.values)[name] = tensor;
+      }
+    }
+    if (arguments_.single) check_layer_in<float>(path, c, 1e-5);
+    if (arguments_.twice) check_layer_in<double>(path, c, 1e-11);
+  }
+
+  template <class Scalar>
+  void check_layer_in(const std::string& path, const LayerCase& c, double bound) {
+    for_each_kernel([&](const std::string& kernel, const momentum_delta::Options& options) {
+      const Named<Scalar> out = run_layer<Scalar>(c, options, arguments_.backward);
+      for (const auto& [name, expected] : c.values)
+        compare(path, kernel, name, out.at(name), expected, bound);
+      if (!arguments_.backward) return;
+      for (const auto& [name, expected] : c.gradients)
+        compare(path, kernel, name, out.at(name), expected, bound);
+    });
   }
 
   const Arguments& arguments_;

@@ -111,7 +111,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string path = argv[i];
     try {
-      print_row(std::filesystem::path(path).stem().string().substr(0, 22), read_case(path).problem);
+      print_row(std::filesystem::path(path).stem().string().substr(0, 22),
+                read_case(safetensors::read(path)).problem);
     } catch (const std::exception& e) {
       std::fprintf(stderr, "demo: %s: %s\n", path.c_str(), e.what());
       return 2;

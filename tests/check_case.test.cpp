@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -266,4 +267,76 @@ TEST_CASE("check_case exits with 2 for unusable input and says why") {
   with_tensors(qkv, "0.5");
   CHECK(check_case(file.path).status == 0);  // all zero, and so is the reference
   refused("--backward " + file.path, "--backward needs a file with do, dfinal_S or dfinal_M");
+}
+
+TEST_CASE("check_case checks layers like the rule") {
+  const std::string layer = TEST_DATA_DIR "/layer_default.safetensors";
+  const Run run = check_case("--chunk 4 --backward " + layer);
+  CHECK(run.status == 0);
+  CHECK(run.output.ends_with("\n92 passed, 0 failed\n"));  // 2 scalars, 2 kernels; 3 values and 20 gradients
+  CHECK(run.says("layer_default.safetensors\trecurrent\t-\tfloat\tdweight.q_conv1d.weight\t"));
+
+  // The file again, with a header and values of one's own.
+  const TemporaryFile file;
+  std::ifstream in(layer, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  std::uint64_t size;
+  std::memcpy(&size, whole.data(), 8);
+  const auto header = nlohmann::json::parse(whole.substr(8, size));
+  const std::string data = whole.substr(8 + size);
+  const auto edited = [&](const std::function<void(nlohmann::json&, std::string&)>& edit) {
+    auto new_header = header;
+    std::string new_data = data;
+    edit(new_header, new_data);
+    file.write(new_header.dump(), new_data);
+    return check_case("--backward --chunk 4 " + file.path);
+  };
+  const auto refused = [&](const std::function<void(nlohmann::json&)>& edit, const std::string& why) {
+    const Run result = edited([&](nlohmann::json& h, std::string&) { edit(h); });
+    INFO(result.output);
+    CHECK(result.status == 2);
+    CHECK(result.says(why));
+  };
+  CHECK(edited([](auto&, auto&) {}).status == 0);
+  CHECK(edited([](nlohmann::json& h, std::string& values) {
+          const std::size_t at = h["dweight.Mu_log"]["data_offsets"][0];
+          double first;
+          std::memcpy(&first, values.data() + at, 8);
+          first *= -1;
+          std::memcpy(values.data() + at, &first, 8);
+        }).status == 1);
+  // Other names in the place of what is expected: the recurrence in double is the reference.
+  const auto rename = [](nlohmann::json& h, const std::string& prefix) {
+    std::vector<std::string> names;
+    for (const auto& [name, entry] : h.items())
+      if (name.starts_with(prefix)) names.push_back(name);
+    for (const std::string& name : names) {
+      h["other." + name] = h[name];
+      h.erase(name);
+    }
+  };
+  const Run alone = edited([&](nlohmann::json& h, std::string&) {
+    for (const char* prefix : {"y", "final_", "dx", "dweight."}) rename(h, prefix);
+  });
+  CHECK(alone.status == 0);
+  CHECK(alone.output.ends_with("\n92 passed, 0 failed\n"));
+  refused([&](auto& h) { rename(h, "dy"); }, "--backward needs a file with dy");
+  refused([&](auto& h) { rename(h, "x"); }, "x is missing or has not the shape [B, T, hidden_size]");
+  refused([&](auto& h) { rename(h, "weight.m_proj"); }, "weight.m_proj.weight [2, 24] is missing");
+  refused([](auto& h) { h["weight.A_log"]["shape"] = {1, 2}; }, "weight.A_log has shape [1, 2], not [2]");
+  refused(
+      [](auto& h) {
+        h["dx"]["shape"] = {42, 1, 24};
+      },
+      "dx has not the shape that x and the metadata call for");
+  const auto metadata = [&](const char* key, const char* value, const std::string& why) {
+    refused([&](auto& h) { h["__metadata__"][key] = value; }, why);
+  };
+  metadata("kind", "transformer", "is of an unknown kind, \"transformer\"");
+  metadata("gate", "relu", "its gate, \"relu\", is not sigmoid or swish");
+  metadata("use_short_conv", "yes", "its use_short_conv, \"yes\", is not True or False");
+  metadata("num_heads", "2.5", "its num_heads, \"2.5\", is not an integer");
+  metadata("tau_factor", "one", "its tau_factor, \"one\", is not a number");
+  metadata("conv_size", "0", "config.conv_size = 0 is not > 0");
+  refused([](auto& h) { h["__metadata__"].erase("norm_eps"); }, "its metadata have no norm_eps");
 }

@@ -1,22 +1,14 @@
 // Verified values (tests/data), and derivatives of the templated recurrence by complex step against the
 // gradients there.
 #include <complex>
-#include <filesystem>
 
 #include "support/catch.hpp"
+#include "support/golden.hpp"
 #include "support/problem.hpp"
 
 using namespace test;
 
 namespace {
-
-std::vector<std::string> golden_files() {
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(TEST_DATA_DIR))
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
-  std::sort(files.begin(), files.end());
-  return files;
-}
 
 template <class Scalar>
 double ceiling() {
@@ -26,9 +18,9 @@ double ceiling() {
 }  // namespace
 
 TEMPLATE_TEST_CASE("golden values", "", float, double) {
-  const auto files = golden_files();
-  REQUIRE(files.size() == 14);
-  for (const std::string& file : files) {
+  const auto files = golden_files("");
+  REQUIRE(files.size() == 15);
+  for (const auto& [path, file] : files) {
     const examples::Case c = examples::read_case(file);
     REQUIRE(!c.expected.o.absent());
     const auto check = [&](Options options) {
@@ -38,7 +30,7 @@ TEMPLATE_TEST_CASE("golden values", "", float, double) {
       CHECK(examples::error_of(y.final_S, c.expected.final_S).rel_rms <= ceiling<TestType>());
       CHECK(examples::error_of(y.final_M, c.expected.final_M).rel_rms <= ceiling<TestType>());
     };
-    INFO(file);
+    INFO(path);
     check({});
     check(recurrent());
     for (const Index C : {1, 3, 16, 64, 128}) {
@@ -49,11 +41,11 @@ TEMPLATE_TEST_CASE("golden values", "", float, double) {
 }
 
 TEST_CASE("golden values in long double, as exact as they are") {
-  for (const std::string& file : golden_files()) {
+  for (const auto& [path, file] : golden_files("")) {
     const examples::Case c = examples::read_case(file);
     Options options = chunk(16);
     options.allow_positive_log_gates = true;
-    INFO(file);
+    INFO(path);
     CHECK(examples::error_of(examples::run(c.problem.as<long double>(), options).o, c.expected.o).rel_rms <=
           1e-13);
   }
@@ -70,7 +62,7 @@ TEST_CASE("complex step through both forms gives the golden gradients") {
     const safetensors::File golden = safetensors::read(file);
     const auto values = [&](const std::string& name) { return golden.tensors.at(name).as<double>(); };
     const auto dout = values("do"), dfinal_S = values("dfinal_S"), dfinal_M = values("dfinal_M");
-    const Problem<double> x = examples::read_case(file).problem;
+    const Problem<double> x = examples::read_case(golden).problem;
     Random random(1);
     const auto check = [&](const std::string& name, Array<Complex> Problem<Complex>::*input,
                            const Options& options) {

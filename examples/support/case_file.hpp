@@ -224,8 +224,7 @@ struct Case {
   Gradients<double> gradients;
 };
 
-inline Case read_case(const std::string& path) {
-  const safetensors::File file = safetensors::read(path);
+inline Case read_case(const safetensors::File& file) {
   const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
   const auto read = [&](const std::string& name, std::size_t rank, bool required = false) {
     Array<double> x;
@@ -289,6 +288,12 @@ inline Case read_case(const std::string& path) {
     same_shape(name.c_str(), get(c.gradients), state ? x.state_shape() : input.shape);
   });
   return c;
+}
+
+// What a file is a case of: its metadata "kind", empty for the momentum delta rule.
+inline std::string kind_of(const safetensors::File& file) {
+  const auto found = file.metadata.find("kind");
+  return found == file.metadata.end() ? "" : found->second;
 }
 
 struct Error {

@@ -194,8 +194,11 @@ void layer_backward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<c
   detail::read_layer(memory, c, layer.weights, x);
   memory.reads("dy", dy);
   memory.writes("dx", dx.dx);
-  const auto write = [&](const char* name, const WeightShape& shape, std::span<Scalar> weight) {
-    memory.writes(name, StridedView<Scalar, 1>(weight.data(), {shape.count()}));
+  std::vector<std::string> names;  // that `memory` refers to
+  names.reserve(32);
+  const auto write = [&](const std::string& name, const WeightShape& shape, std::span<Scalar> weight) {
+    memory.writes(names.emplace_back("d" + name).c_str(),
+                  StridedView<Scalar, 1>(weight.data(), {shape.count()}));
   };
   for_each_weight(c, write, dx.dweights);
 

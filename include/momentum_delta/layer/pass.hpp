@@ -28,14 +28,16 @@ struct LayerPass {
     saved.sizes_ = {B, T, N};
     saved.parameters_ = parameter_count(config);
   }
-  void check_saved(const Check& check, const LayerSaved<Scalar>& saved, const Options& options) const {
+  void check_saved(const Check& check, LayerSaved<Scalar>& saved, const Options& options) const {
     if (!saved.filled_) check.fail("saved holds no forward pass");
     if (saved.sizes_ != std::array{B, T, N})
       check.fail("saved is of a forward pass with B, T, N = ", saved.sizes_[0], ", ", saved.sizes_[1], ", ",
                  saved.sizes_[2], ", not ", B, ", ", T, ", ", N);
     if (saved.parameters_ != parameter_count(config))
       check.fail("saved is of a layer of another configuration");
-    if (options.chunk_size && *options.chunk_size != saved.rule_.chunk_size())
+    const Sizes sizes = sizes_of(rule_inputs(values(saved)));
+    if (options.chunk_size &&
+        choose_chunk_size(options, sizes, Purpose::training) != saved.rule_.chunk_size())
       check.fail("options.rule.chunk_size = ", *options.chunk_size, ", but saved was made with ",
                  saved.rule_.chunk_size());
   }

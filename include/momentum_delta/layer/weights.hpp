@@ -68,7 +68,7 @@ struct WeightShape {
 // visit(name, shape, spans...) for every weight that the configuration has, of any number of LayerWeights at
 // once.
 template <class Visit, class... Weights>
-void for_each_weight(const LayerConfig& c, const Visit& visit, Weights&... w) {
+void for_each_weight(const LayerConfig& c, const Visit& visit, Weights&&... w) {
   const Index HV = c.value_heads(), hidden = c.hidden_size;
   visit("q_proj.weight", WeightShape{c.key_dim(), hidden}, w.q_proj...);
   visit("k_proj.weight", WeightShape{c.key_dim(), hidden}, w.k_proj...);
