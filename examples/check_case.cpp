@@ -4,7 +4,8 @@
 //              [--backward] [--max-error X] FILE...
 //
 // Each FILE is a .safetensors file: of the rule, in the layout of support/case_file.hpp (positive log gates
-// are allowed), or, by its metadata "kind", of the layer, in that of support/layer_case.hpp.
+// are allowed), or, by its metadata "kind", of the layer (support/layer_case.hpp) or of the selective scan
+// (support/scan_case.hpp).
 // Prints one tab-separated line for each file, kernel, chunk, scalar and tensor,
 //
 //   file kernel chunk scalar tensor rel_rms max_rel
@@ -12,9 +13,10 @@
 // (chunk is - for the recurrent kernel; Error in support/case_file.hpp defines the two measures), then a line
 // "N passed, N failed". A line passes if its rel_rms is finite and at most X: 3e-6 for float and 1e-13 for
 // double unless given. --backward also checks the gradients d* in the file, for the upstream gradients do,
-// dfinal_S and dfinal_M that it has (an absent one is 0), with bounds of 1e-5 and 1e-12. The bounds of a layer
-// are 1e-5 and 1e-11 for both, and its upstream gradient is dy. A file without any expected value, or without
-// any expected gradient, is compared with the recurrence in double.
+// dfinal_S and dfinal_M that it has (an absent one is 0), with bounds of 1e-5 and 1e-12. Those of a scan are
+// dout and dfinal_state, with the same bounds; that of a layer is dy, and its bounds are 1e-5 and 1e-11 for
+// values and gradients. A file without any expected value, or without any expected gradient, is compared with
+// the recurrence in double.
 //
 // Exit status: 0 if all passed, 1 if any failed, 2 if an argument or a file is unusable.
 #include <cstdio>
@@ -23,6 +25,7 @@
 
 #include "support/case_file.hpp"
 #include "support/layer_case.hpp"
+#include "support/scan_case.hpp"
 
 using momentum_delta::Algorithm;
 using momentum_delta::Index;
@@ -105,6 +108,8 @@ class Checker {
       check_rule(path, read_case(file));
     else if (kind == layer_kind)
       check_layer(path, read_layer_case(file));
+    else if (kind == scan_kind)
+      check_scan(path, read_scan_case(file));
     else
       throw std::runtime_error("is of an unknown kind, \"" + kind + "\"");
   }
@@ -189,6 +194,36 @@ class Checker {
       if (!arguments_.backward) return;
       for (const auto& [name, expected] : c.gradients)
         compare(path, kernel, name, out.at(name), expected, bound);
+    });
+  }
+
+  void check_scan(const std::string& path, ScanCase c) {
+    if (c.expected.out.absent() && c.expected.final_state.absent())
+      c.expected = run(c.problem, {.algorithm = Algorithm::recurrent});
+    if (arguments_.backward) {
+      if (c.upstream.absent()) throw std::runtime_error("--backward needs a file with dout or dfinal_state");
+      bool given = false;
+      ScanGradients<double>::for_each(
+          [&](const char*, auto get, auto) { given |= !get(c.gradients).absent(); });
+      if (!given) c.gradients = run_backward(c.problem, c.upstream, {.algorithm = Algorithm::recurrent});
+    }
+    if (arguments_.single) check_scan_in<float>(path, c, 3e-6, 1e-5);
+    if (arguments_.twice) check_scan_in<double>(path, c, 1e-13, 1e-12);
+  }
+
+  template <class Scalar>
+  void check_scan_in(const std::string& path, const ScanCase& c, double value_bound, double gradient_bound) {
+    const ScanProblem<Scalar> x = c.problem.as<Scalar>();
+    for_each_kernel([&](const std::string& kernel, const momentum_delta::Options& form) {
+      const momentum_delta::ScanOptions options{.algorithm = form.algorithm, .chunk_size = form.chunk_size};
+      const ScanResults<Scalar> y = run(x, options);
+      compare(path, kernel, "out", y.out, c.expected.out, value_bound);
+      compare(path, kernel, "final_state", y.final_state, c.expected.final_state, value_bound);
+      if (!arguments_.backward) return;
+      const ScanGradients<Scalar> dx = run_backward(x, c.upstream.as<Scalar>(), options);
+      ScanGradients<double>::for_each([&](const char* name, auto get, auto) {
+        compare(path, kernel, name, get(dx), get(c.gradients), gradient_bound);
+      });
     });
   }
 

@@ -176,6 +176,51 @@ TEST_CASE("check_case --backward checks every gradient of the file") {
   CHECK(check_case(file.path).status == 0);
 }
 
+TEST_CASE("check_case recognises a selective scan") {
+  const std::string scan = TEST_DATA_DIR "/scan_default.safetensors";
+  const Run run = check_case("--backward --chunk 1,16 " + scan + " " + golden);
+  CHECK(run.status == 0);
+  // As many of the other rule; float, double; three kernels; 2 values and 9 gradients.
+  CHECK(run.output.ends_with("\n144 passed, 0 failed\n"));
+  for (const char* name :
+       {"out", "final_state", "du", "ddelta", "dA", "dB", "dC", "dD", "dz", "ddelta_bias", "dinitial_state"})
+    CHECK(run.says(std::string("\tchunk\t16\tfloat\t") + name + "\t"));
+  CHECK(check_case("--max-error 1e-20 --kernel recurrent --scalar float " + scan).status == 1);
+
+  const TemporaryFile file;
+  const auto with = [&](const std::string& metadata, const std::string& tensors, const std::string& why) {
+    file.write(R"({"__metadata__": {"kind": "selective_scan")" + metadata + "}" + tensors + "}",
+               std::string(40, '\0'));
+    const Run bad = check_case(file.path);
+    INFO(bad.output);
+    CHECK(bad.status == 2);
+    CHECK(bad.says(why));
+  };
+  const std::string tensors = R"(, "u": {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [0, 8]},
+      "delta": {"dtype": "F32", "shape": [1, 1, 2], "data_offsets": [8, 16]},
+      "A": {"dtype": "F32", "shape": [2, 1], "data_offsets": [16, 24]},
+      "B": {"dtype": "F32", "shape": [1, 1, 1, 1], "data_offsets": [24, 28]},
+      "C": {"dtype": "F32", "shape": [1, 1, 1, 1], "data_offsets": [28, 32]},)";
+  with("", R"(, "u": {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]})", "u has 1 dimensions, not 3");
+  with("", R"(, "u": {"dtype": "F32", "shape": [1, 1, 10], "data_offsets": [0, 40]})", "delta is missing");
+  with(R"(, "delta_softplus": "1")",
+       tensors + R"("D": {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]})",
+       "its delta_softplus, \"1\", is not True or False");
+  with("", tensors + R"("out": {"dtype": "F32", "shape": [1, 2, 1], "data_offsets": [32, 40]})",
+       "out has not the shape that u and A call for");
+  with("", tensors + R"("dD": {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]})",
+       "dD is given, but its input is missing");
+  with("", tensors + R"("D": {"dtype": "F32", "shape": [1, 2], "data_offsets": [32, 40]})",
+       "D has 2 dimensions, not 1");
+  file.write(R"({"__metadata__": {"kind": "selective_scan"})" + tensors +
+                 R"("D": {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]}})",
+             std::string(40, '\0'));
+  CHECK(check_case(file.path).status == 0);  // all zero, and so is the reference
+  const Run upstream = check_case("--backward " + file.path);
+  CHECK(upstream.status == 2);
+  CHECK(upstream.says("--backward needs a file with dout or dfinal_state"));
+}
+
 TEST_CASE("check_case exits with 2 for unusable input and says why") {
   const auto refused = [](const std::string& arguments, const std::string& why) {
     const Run run = check_case(arguments);

@@ -240,21 +240,3 @@ TEST_CASE("the gates refuse what they cannot use, and name it") {
       "log_alpha is missing");
   CHECK(y == Point<double>{7, 7, 7, 7, 7, 7, 7, 7, 7});
 }
-
-TEMPLATE_TEST_CASE("softplus, its inverse, sigmoid and silu", "", float, double, long double) {
-  using momentum_delta::softplus, momentum_delta::softplus_inverse, momentum_delta::sigmoid,
-      momentum_delta::silu;
-  const TestType eps = std::numeric_limits<TestType>::epsilon();
-  CHECK(softplus(TestType(0)) == std::log(TestType(2)));
-  CHECK(softplus(TestType(1e4)) == TestType(1e4));
-  CHECK(softplus(std::numeric_limits<TestType>::lowest()) == 0);
-  CHECK(std::abs(softplus(TestType(-60)) - std::exp(TestType(-60))) <= 2 * eps * std::exp(TestType(-60)));
-  for (const double y : {1e-4, 1e-3, 0.1, 0.7, 3.0, 50.0})
-    CHECK(std::abs(softplus(softplus_inverse(TestType(y))) - TestType(y)) <= 16 * eps * TestType(y));
-  CHECK(sigmoid(TestType(0)) == TestType(0.5));
-  CHECK(sigmoid(TestType(1e4)) == 1);
-  CHECK(sigmoid(std::numeric_limits<TestType>::lowest()) == 0);
-  CHECK(silu(std::numeric_limits<TestType>::max()) == std::numeric_limits<TestType>::max());
-  CHECK(silu(std::numeric_limits<TestType>::lowest()) == 0);
-  CHECK(silu(TestType(2)) == 2 * sigmoid(TestType(2)));
-}

@@ -1,50 +1,53 @@
-// softplus, sigmoid and silu of one number, right for every finite one: no exponential overflows, and nothing
-// is lost to cancellation. Scalar: float, double or long double; computed in Scalar.
+// Scalar functions that neither overflow nor lose digits for any finite argument. A complex argument is for
+// derivatives by complex step: its real part chooses the form.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numbers>
+#include <complex>
 
 #include "momentum_delta/types.hpp"
 
 namespace momentum_delta {
+namespace detail {
 
-// log(1 + exp(x)). Its derivative is sigmoid(x).
-template <class Scalar>
-Scalar softplus(Scalar x) {
-  return std::max(x, Scalar(0)) + std::log1p(std::exp(-std::abs(x)));
+// log(1 + x), |x| <= 1. (std::log1p takes no complex number.)
+template <class Real>
+Real log1p_of(const Real& x) {
+  return std::log1p(x);
+}
+template <class Real>
+std::complex<Real> log1p_of(const std::complex<Real>& x) {
+  const Real re = x.real(), im = x.imag();
+  return {std::log1p(re * (2 + re) + im * im) / 2, std::atan2(im, 1 + re)};
 }
 
-// The x with softplus(x) = y, for y > 0.
+}  // namespace detail
+
+// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)); its derivative is sigmoid(x).
+template <class Scalar>
+Scalar softplus(Scalar x) {
+  using std::exp, std::real;
+  return real(x) > 0 ? x + detail::log1p_of(Scalar(exp(-x))) : detail::log1p_of(Scalar(exp(x)));
+}
+
+// The x with softplus(x) = y, for y > 0: log(exp(y) - 1) = y + log(1 - exp(-y)). -inf at 0, NaN below.
 template <class Scalar>
 Scalar softplus_inverse(Scalar y) {
   return y + std::log(-std::expm1(-y));
 }
 
-// 1 / (1 + exp(-x)). Its derivative is sigmoid(x) sigmoid(-x).
+// 1 / (1 + exp(-x)); its derivative is sigmoid(x) sigmoid(-x).
 template <class Scalar>
 Scalar sigmoid(Scalar x) {
-  const Scalar e = std::exp(-std::abs(x));
-  return (x < 0 ? e : Scalar(1)) / (1 + e);
+  using std::exp, std::real;
+  const Scalar e = exp(real(x) > 0 ? -x : x);  // at most 1
+  return (real(x) > 0 ? Scalar(1) : e) / (Scalar(1) + e);
 }
 
-// x sigmoid(x).
+// x sigmoid(x); its derivative is s (1 + x (1 - s)) with s = sigmoid(x).
 template <class Scalar>
 Scalar silu(Scalar x) {
   return x * sigmoid(x);
 }
 
-namespace detail {
-
-// sigmoid of every element of an array, in packets. The exponent stays below where exp overflows.
-template <class Array>
-auto sigmoid_of(const Array& x) {
-  using Scalar = typename Array::Scalar;
-  constexpr Scalar end = (std::numeric_limits<Scalar>::max_exponent - 1) * std::numbers::ln2_v<Scalar>;
-  return (1 + (-x).min(end).exp()).inverse();
-}
-
-}  // namespace detail
 }  // namespace momentum_delta

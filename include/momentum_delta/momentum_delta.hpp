@@ -16,6 +16,7 @@
 #include "momentum_delta/recurrent/forward.hpp"
 #include "momentum_delta/recurrent/fused.hpp"
 #include "momentum_delta/saved.hpp"
+#include "momentum_delta/selective_scan.hpp"
 #include "momentum_delta/sequence.hpp"
 #include "momentum_delta/types.hpp"
 #include "momentum_delta/views.hpp"

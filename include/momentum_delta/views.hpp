@@ -172,4 +172,43 @@ struct StateView : StridedView<Scalar, 4> {
                                {m.rows * m.row_stride, m.rows * m.row_stride, m.row_stride, m.col_stride}) {}
 };
 
+// An array whose last dimension is contiguous: [B, T, D], [B, D, N], [D, N] or [D] of the selective scan. An
+// Eigen row-major matrix is the last two dimensions, each before them 1; an Eigen vector is [D].
+template <class Scalar, std::size_t Rank>
+struct ArrayView : StridedView<Scalar, Rank> {
+  using StridedView<Scalar, Rank>::StridedView;
+  constexpr ArrayView() = default;
+  template <detail::MutableOf<Scalar> Mutable>
+  constexpr ArrayView(const ArrayView<Mutable, Rank>& other) : StridedView<Scalar, Rank>(other) {}
+  template <detail::EigenDense Argument>
+  ArrayView(Argument&& m) : ArrayView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {
+    static_assert(Rank > 1 || bool(std::remove_cvref_t<Argument>::IsVectorAtCompileTime),
+                  "momentum_delta: one number a channel is an Eigen vector");
+  }
+
+  // Where the last dimension starts.
+  template <class... Indices>
+  Scalar* row(Indices... i) const {
+    static_assert(sizeof...(i) == Rank - 1);
+    Scalar* at = this->data;
+    std::size_t d = 0;
+    ((at += Index(i) * this->stride[d++]), ...);
+    return at;
+  }
+
+ private:
+  explicit ArrayView(const detail::EigenMemory<Scalar>& m) : StridedView<Scalar, Rank>() {
+    this->data = m.data;
+    this->shape.fill(1);
+    this->stride.fill(m.rows * m.row_stride);
+    const bool one_row = m.rows == 1;
+    this->shape[Rank - 1] = Rank == 1 && !one_row ? m.rows : m.cols;
+    this->stride[Rank - 1] = Rank == 1 && !one_row ? m.row_stride : m.col_stride;
+    if constexpr (Rank > 1) {
+      this->shape[Rank - 2] = m.rows;
+      this->stride[Rank - 2] = m.row_stride;
+    }
+  }
+};
+
 }  // namespace momentum_delta

@@ -24,6 +24,8 @@ void mistake(const Rows& q, const Rows& k, const Rows& v, Rows& o, const Eigen::
   y.o = v;
 #elif defined(INTEGER_SCALAR)
   momentum_delta::Inputs<int> z;
+#elif defined(MATRIX_OF_CHANNELS)
+  momentum_delta::ScanInputs<float> z{.D = q};
 #elif defined(STORAGE_OF_DOUBLE)
   momentum_delta::Inputs<double, Eigen::bfloat16> z;
 #endif

@@ -6,7 +6,7 @@
 // (fla, FusedRMSNormGated.)
 #pragma once
 
-#include "momentum_delta/activations.hpp"
+#include "momentum_delta/detail/activation_rows.hpp"
 #include "momentum_delta/layer/weights.hpp"
 #include "momentum_delta/normalize.hpp"
 

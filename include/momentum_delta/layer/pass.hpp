@@ -2,6 +2,7 @@
 #pragma once
 
 #include "momentum_delta/batch.hpp"
+#include "momentum_delta/detail/activation_rows.hpp"
 #include "momentum_delta/detail/product.hpp"
 #include "momentum_delta/layer/gated_norm.hpp"
 #include "momentum_delta/layer/saved.hpp"
