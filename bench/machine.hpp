@@ -5,8 +5,10 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <momentum_delta/momentum_delta.hpp>
 #include <utility>
@@ -115,6 +117,36 @@ inline std::size_t large_working_set() {
   for (const auto& cache : benchmark::CPUInfo::Get().caches)
     largest = std::max(largest, std::size_t(std::max(cache.size, 0)));
   return 4 * largest;
+}
+
+// Tries of a machine's figure just before a benchmark is timed and just after.
+inline constexpr int tries = 4;
+
+template <std::size_t N>
+struct Timing {
+  double seconds;                    // of one call
+  std::array<double, N> references;  // what the machine could do at the time
+};
+template <std::size_t N>
+Timing(double, std::array<double, N>) -> Timing<N>;  // clang++ 14 deduces none itself
+
+// Times call(), by processor time if it has one thread and by the wall clock if it has more, between two
+// measurements of the references; the better one counts, as the machine's clock drifts.
+template <class References, class Call>
+auto time(benchmark::State& state, int threads, const References& references, const Call& call) {
+  Timing timing{0.0, references()};
+  const std::clock_t processor = std::clock();
+  const Stopwatch watch;
+  for (auto _ : state) {
+    call();
+    benchmark::ClobberMemory();
+  }
+  const double seconds = threads == 1 ? double(std::clock() - processor) / CLOCKS_PER_SEC : watch.seconds();
+  timing.seconds = seconds / double(state.iterations());
+  const auto after = references();
+  for (std::size_t i = 0; i < after.size(); ++i)
+    timing.references[i] = std::max(timing.references[i], after[i]);
+  return timing;
 }
 
 }  // namespace bench

@@ -1,11 +1,13 @@
-// Heap use of a training step against T: forward with Saved, then backward, of one head in float.
+// Heap use of a training step against T: forward with Saved, then backward, of one head in float, and of a
+// selective scan of 16 channels with 16 states each.
 //
 //   momentum_delta_memory [T...]
 //
 // Counts what malloc, realloc and aligned_alloc give and free takes back (glibc), all that Eigen and operator
 // new use. The caller's tensors exist before the count begins. Prints, for each T, the peak of the heap in
 // between and what it grew by for each further token, in scalars; exits with 1 if that is not
-// 2 K V / (chunk * interval), and V more if u is kept: less would mean that the count has missed something.
+// 2 K V / (chunk * interval), and V more if u is kept, or D N / chunk for the scan: less would mean that the
+// count has missed something.
 #include <malloc.h>
 
 #include <atomic>
@@ -75,6 +77,36 @@ double peak_of_step(md::Index T, md::Index interval, bool keep_u) {
   return double(peak - before) / sizeof(float);
 }
 
+constexpr md::Index channels = 16, states = 16;
+
+double peak_of_scan(md::Index T) {
+  const Rows u = Rows::Random(T, channels), delta = Rows::Random(T, channels), z = Rows::Random(T, channels),
+             B = Rows::Random(T, states), C = Rows::Random(T, states), A = -Rows::Ones(channels, states);
+  Rows out(T, channels), du(T, channels), ddelta(T, channels), dz(T, channels), dB(T, states), dC(T, states),
+      dA(channels, states);
+  const md::ScanInputs<float> x{.u = u, .delta = delta, .A = A, .B = B, .C = C, .z = z};
+  const long before = current;
+  peak = before;
+  md::ScanSaved<float> saved;
+  md::scan_forward(x, {.out = out}, saved, {.chunk_size = chunk});
+  md::scan_backward(x, saved, {.dout = z},
+                    {.du = du, .ddelta = ddelta, .dA = dA, .dB = dB, .dC = dC, .dz = dz});
+  return double(peak - before) / sizeof(float);
+}
+
+// The last columns of a row. Large blocks are rounded up to pages of 1024 scalars: two of them here, three
+// with u.
+bool print_growth(double scalars, double last_scalars, md::Index T, md::Index last_T, double bound) {
+  std::printf(" %12.0f", scalars * sizeof(float));
+  if (last_T == 0) {
+    std::printf("\n");
+    return true;
+  }
+  const double slope = (scalars - last_scalars) / double(T - last_T);
+  std::printf(" %22.2f %10.2f\n", slope, bound);
+  return std::abs(slope - bound) * double(T - last_T) <= 3 * 1024;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -90,19 +122,23 @@ int main(int argc, char** argv) {
       double last_peak = 0;
       for (std::size_t i = 0; i < lengths.size(); ++i) {
         const double scalars = peak_of_step(lengths[i], interval, keep_u);
-        std::printf("%8d %6s %9lld %12.0f", int(interval), keep_u ? "yes" : "no",
-                    static_cast<long long>(lengths[i]), scalars * sizeof(float));
-        if (i == 0) {
-          std::printf("\n");
-        } else {
-          const double slope = (scalars - last_peak) / double(lengths[i] - lengths[i - 1]);
-          // Large blocks are rounded up to pages of 1024 scalars: two of them here, three with u.
-          linear &= std::abs(slope - bound) * double(lengths[i] - lengths[i - 1]) <= 3 * 1024;
-          std::printf(" %22.2f %10.2f\n", slope, bound);
-        }
+        std::printf("%8d %6s %9lld", int(interval), keep_u ? "yes" : "no",
+                    static_cast<long long>(lengths[i]));
+        linear &= print_growth(scalars, last_peak, lengths[i], i == 0 ? 0 : lengths[i - 1], bound);
         last_peak = scalars;
       }
     }
+  }
+  std::printf("\nselective scan, D %d, N %d, chunk %d\n%9s %12s %22s %10s\n", int(channels), int(states),
+              int(chunk), "T", "peak bytes", "scalars a further token", "expected");
+  if (argc == 1) lengths.push_back(1 << 20);
+  double last_peak = 0;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const double scalars = peak_of_scan(lengths[i]);
+    std::printf("%9lld", static_cast<long long>(lengths[i]));
+    linear &= print_growth(scalars, last_peak, lengths[i], i == 0 ? 0 : lengths[i - 1],
+                           double(channels * states) / double(chunk));
+    last_peak = scalars;
   }
   return linear ? 0 : 1;
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <ctime>
 #include <momentum_delta/momentum_delta.hpp>
 #include <optional>
 #include <set>
@@ -14,13 +13,11 @@
 
 #include "machine.hpp"
 #include "problem.hpp"
+#include "scan.hpp"
 
 namespace {
 
 using namespace bench;
-
-// Tries of a machine's figure just before a benchmark is timed and just after.
-constexpr int tries = 4;
 
 struct Case {
   Index K, V, T = 1;
@@ -28,33 +25,6 @@ struct Case {
   md::Algorithm algorithm = md::Algorithm::automatic;
   std::optional<Index> chunk_size{};  // absent: the library's default
 };
-
-template <std::size_t N>
-struct Timing {
-  double seconds;                    // of one call
-  std::array<double, N> references;  // what the machine could do at the time
-};
-template <std::size_t N>
-Timing(double, std::array<double, N>) -> Timing<N>;  // clang++ 14 deduces none itself
-
-// Times call(), by processor time if it has one thread and by the wall clock if it has more, between two
-// measurements of the references; the better one counts, as the machine's clock drifts.
-template <class References, class Call>
-auto time(benchmark::State& state, int threads, const References& references, const Call& call) {
-  Timing timing{0.0, references()};
-  const std::clock_t processor = std::clock();
-  const Stopwatch watch;
-  for (auto _ : state) {
-    call();
-    benchmark::ClobberMemory();
-  }
-  const double seconds = threads == 1 ? double(std::clock() - processor) / CLOCKS_PER_SEC : watch.seconds();
-  timing.seconds = seconds / double(state.iterations());
-  const auto after = references();
-  for (std::size_t i = 0; i < after.size(); ++i)
-    timing.references[i] = std::max(timing.references[i], after[i]);
-  return timing;
-}
 
 // A call over a sequence, with so many useful operations for each element of the state, token and head.
 template <class Scalar, class Call>
@@ -203,6 +173,7 @@ int main(int argc, char** argv) {
   add_type<double>("double");
   add_type<float, Eigen::bfloat16>("bfloat16");
   add_lengths();
+  add_scans();
   add_machine();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
