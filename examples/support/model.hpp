@@ -10,6 +10,8 @@
 // All parameters are one array, and so are their gradients: optimizer, clipping and checkpoint are loops.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <momentum_delta/layer.hpp>
 #include <span>
@@ -179,7 +181,7 @@ class Model {
         weights_);
   }
 
-  // The layer as published (initialize_weights); other matrices ~ U(-1, 1) / sqrt(fan in), norms 1, embeddings
+  // The layer as published (initialize_weights); others ~ U(-1, 1) / sqrt(fan in); norms 1; embeddings
   // normal of variance 1 / hidden, so that a tied head's logits have variance 1.
   void initialize(Random& random) {
     const auto fill = [&](const std::string&, const md::WeightShape& shape, std::span<Scalar> w, bool) {
@@ -431,7 +433,7 @@ class Model {
   }
 
   ModelConfig config_;
-  std::vector<Scalar> parameters_, gradients_;
+  Vector<Scalar> parameters_, gradients_;
   ModelWeights<Scalar> weights_, d_;
 
   std::vector<BlockRows> blocks_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <momentum_delta/executor.hpp>
 #include <span>
+#include <vector>
 
 namespace examples {
 
@@ -14,6 +15,12 @@ using momentum_delta::Index;
 
 template <class Scalar>
 using Matrix = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// Aligned as Eigen's own matrices are. Where an array begins within a register decides which elements Eigen
+// computes singly and which in packets, and so how they are rounded: in these, a computation done twice gives
+// the same bits wherever the memory lies.
+template <class Scalar>
+using Vector = std::vector<Scalar, Eigen::aligned_allocator<Scalar>>;
 
 // A weight or its gradient as a matrix of `rows` rows.
 template <class Scalar>

@@ -11,6 +11,10 @@ class Random {
  public:
   explicit Random(std::uint64_t seed) : seed_(mix(seed + 0x9e3779b97f4a7c15u)) {}
 
+  // How many numbers have been drawn: another Random of the same seed, moved there, goes on with the next.
+  std::uint64_t position() const { return count_; }
+  void move_to(std::uint64_t position) { count_ = position; }
+
   std::uint64_t bits() { return mix(seed_ + 0x9e3779b97f4a7c15u * ++count_); }
   double uniform() { return double(bits() >> 11) * 0x1p-53; }  // [0, 1)
   double uniform(double lo, double hi) { return lo + (hi - lo) * uniform(); }

@@ -1,9 +1,14 @@
-// Reads .safetensors files: a JSON header (name -> dtype, shape, bytes) and the tensors' data, little-endian.
+// Reads and writes .safetensors files: a JSON header (name -> dtype, shape, bytes) and the tensors' data,
+// little-endian. Writing uses POSIX calls.
 #pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <Eigen/Core>
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -11,6 +16,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -29,6 +35,19 @@ struct Tensor {
     Index n = 1;
     for (const Index d : shape) n *= d;
     return n;
+  }
+
+  // Of float or double values, row-major. Throws if they are not as many as the shape says.
+  template <class Scalar>
+  static Tensor of(std::vector<Index> shape, std::span<const Scalar> values) {
+    static_assert(std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>);
+    Tensor tensor{sizeof(Scalar) == 4 ? "F32" : "F64", std::move(shape), {}};
+    if (tensor.size() != Index(values.size()))
+      throw std::runtime_error("has " + std::to_string(values.size()) + " values, not the " +
+                               std::to_string(tensor.size()) + " of its shape");
+    const auto bytes = std::as_bytes(values);
+    tensor.bytes.assign(bytes.begin(), bytes.end());
+    return tensor;
   }
 
   // The values as Scalar, row-major. BF16, F16, F32 and F64 convert to any floating-point Scalar, I32 and I64
@@ -166,6 +185,69 @@ inline File read(const std::string& path) {
   }
   if (next != data_size) fail("has " + std::to_string(data_size - next) + " bytes after its last tensor");
   return file;
+}
+
+// Replaces the file at `path` at once: it is complete in a temporary file beside it before it takes the name,
+// so that whenever this is interrupted, `path` holds either what it held before or all of `file`. Throws
+// std::runtime_error, saying what is wrong, if a tensor's bytes are not those of its dtype and shape, or the
+// system refuses; `path` is then as it was.
+inline void write(const std::string& path, const File& file) {
+  static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+  nlohmann::json header = nlohmann::json::object();
+  if (!file.metadata.empty()) header["__metadata__"] = file.metadata;
+  std::uint64_t at = 0;
+  for (const auto& [name, tensor] : file.tensors) {
+    const Index element = dtype_size(tensor.dtype);
+    if (name == "__metadata__") throw std::runtime_error("no tensor can be named __metadata__");
+    if (element == 0) throw std::runtime_error(name + " has the unknown dtype " + tensor.dtype);
+    if (std::any_of(tensor.shape.begin(), tensor.shape.end(), [](Index d) { return d < 0; }))
+      throw std::runtime_error(name + " has a negative size");
+    if (tensor.size() * element != Index(tensor.bytes.size()))
+      throw std::runtime_error(name + " should have " + std::to_string(tensor.size() * element) +
+                               " bytes by its shape, but has " + std::to_string(tensor.bytes.size()));
+    header[name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {at, at + tensor.bytes.size()}}};
+    at += tensor.bytes.size();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // the data is aligned
+
+  const std::filesystem::path target(path);
+  const std::string temporary = path + ".tmp" + std::to_string(::getpid());
+  int descriptor = -1;
+  const auto fail = [&](const std::string& what) {
+    const std::string why = std::strerror(errno);
+    if (descriptor >= 0) {
+      ::close(descriptor);
+      ::unlink(temporary.c_str());
+    }
+    throw std::runtime_error(what + ": " + why);
+  };
+  descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+  if (descriptor < 0) fail("cannot create " + temporary);
+  const auto put = [&](const void* data, std::size_t size) {
+    for (const char* next = static_cast<const char*>(data); size > 0;) {
+      const ssize_t written = ::write(descriptor, next, size);
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail("cannot write " + temporary);
+      next += written;
+      size -= std::size_t(written);
+    }
+  };
+  const std::uint64_t header_size = text.size();
+  put(&header_size, 8);
+  put(text.data(), text.size());
+  for (const auto& [name, tensor] : file.tensors) put(tensor.bytes.data(), tensor.bytes.size());
+  if (::fsync(descriptor) != 0) fail("cannot write " + temporary);
+  if (::rename(temporary.c_str(), path.c_str()) != 0) fail("cannot replace " + path);
+  ::close(descriptor);
+
+  // The new name is on the disk once the folder is.
+  const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
+  descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (descriptor < 0) return;
+  ::fsync(descriptor);  // a file system that cannot has no better way
+  ::close(descriptor);
 }
 
 }  // namespace safetensors
