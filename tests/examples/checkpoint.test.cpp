@@ -7,29 +7,12 @@
 
 #include "../../examples/support/text.hpp"
 #include "../../examples/support/trigram.hpp"
-#include "../support/catch.hpp"
+#include "../support/temporary.hpp"
 
 using namespace examples;
+using test::TemporaryFolder;
 
 namespace {
-
-// A folder of its own that is gone with its owner.
-struct TemporaryFolder {
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "momentum_delta_XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string file(const std::string& name) const { return (path / name).string(); }
-  std::size_t files() const {
-    return std::size_t(std::distance(std::filesystem::directory_iterator(path), {}));
-  }
-  std::filesystem::path path;
-};
 
 template <class F>
 std::string error_of(const F& f) {
