@@ -18,7 +18,8 @@ namespace {
 
 constexpr char usage[] =
     "usage: train_bytes [options] [TEXT]\n"
-    "Trains a byte-level language model on the first 90 % of the file TEXT and tests it on the rest.\n"
+    "Trains a byte-level language model on the file TEXT but its last 10 %%, at most %zu bytes, which it is\n"
+    "tested on.\n"
     "  --steps N           training steps (%lld)\n"
     "  --batch N           sequences a step (%lld)\n"
     "  --length N          bytes of a sequence (%lld)\n"
@@ -42,6 +43,7 @@ struct Arguments {
   bool resume = false;
 };
 constexpr Index checkpoint_steps = 100;
+constexpr std::size_t most_held_out = 100000;
 
 struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
@@ -60,7 +62,7 @@ Arguments parse(int argc, char** argv) {
       const std::string text = value();
       const char* const end = text.data() + text.size();
       const auto [rest, error] = std::from_chars(text.data(), end, to);
-      if (error != std::errc() || rest != end || !(to >= lowest) || !(to < 1e9))
+      if (error != std::errc() || rest != end || !(to >= lowest) || !(double(to) < 1e9))
         throw UsageError(option + " takes a number >= " + std::to_string(int(lowest)) + ", not \"" + text +
                          "\"");
     };
@@ -178,7 +180,7 @@ std::string printable(const std::string& text) {
 
 int run(const Arguments& a) {
   const std::string text = read_text(a.text);
-  const std::size_t split = text.size() / 10 * 9;
+  const std::size_t split = text.size() - std::min(text.size() / 10, most_held_out);
   const std::string_view training = std::string_view(text).substr(0, split);
   if (training.size() <= std::size_t(a.length) + 1 || text.size() - split < 2)
     throw std::runtime_error(a.text + " has only " + std::to_string(text.size()) + " bytes");
@@ -249,12 +251,15 @@ int run(const Arguments& a) {
   progress.end();
   if (first < a.steps) record("held out", loss_in_windows(model, text, split, a.batch, a.length, rule));
   if (!a.checkpoint.empty()) save();
+  const double trigram = Trigram(training).cross_entropy(text, split);
   if (!a.loss_curve.empty()) {
     const auto points = std::max<std::size_t>(1, std::size_t(a.steps) / 100);
     write_chart(a.loss_curve, {.title = "A byte-level language model on MomentumDeltaNet layers",
                                .x_label = "step",
                                .y_label = "loss, nats per byte",
-                               .series = {smoothed(curve("training"), points), curve("held out")}});
+                               .series = {smoothed(curve("training"), points),
+                                          curve("held out"),
+                                          {"held out, 3-gram", {0, double(a.steps)}, {trigram, trigram}}}});
   }
 
   if (a.generate > 0) {
@@ -276,7 +281,6 @@ int run(const Arguments& a) {
   std::printf(
       "\nheld-out loss, log_mu unclamped: chunk form %.7f, recurrent form %.7f, difference %.1e: %s\n", chunk,
       recurrent, difference, agree ? "they agree" : "THEY DIFFER BY MORE THAN 1e-5");
-  const double trigram = Trigram(training).cross_entropy(text, split);
   std::printf("\nheld-out text                nats/byte  bits/byte\n");
   for (const auto& [name, nats] : {std::pair("this model", recurrent), {"byte 3-gram, add-one", trigram}})
     std::printf("%-28s %9.4f  %9.4f\n", name, nats, nats / std::numbers::ln2);
@@ -289,7 +293,7 @@ int main(int argc, char** argv) {
   try {
     if (std::any_of(argv + 1, argv + argc, [](const std::string& s) { return s == "--help"; })) {
       const Arguments a;
-      std::printf(usage, static_cast<long long>(a.steps), static_cast<long long>(a.batch),
+      std::printf(usage, most_held_out, static_cast<long long>(a.steps), static_cast<long long>(a.batch),
                   static_cast<long long>(a.length), a.rate, static_cast<long long>(a.seed),
                   static_cast<long long>(checkpoint_steps), static_cast<long long>(a.generate),
                   a.temperature);

@@ -61,13 +61,20 @@ double loss_in_windows(Model<Scalar>& model, std::string_view text, std::size_t 
   return sum / double(text.size() - begin);
 }
 
-// The same as one sequence, whose state runs through the whole text.
+// The same of the text as one sequence, each byte after all before it: `segment` tokens at a time, whose state
+// the next ones continue from.
 template <class Scalar>
 double loss_in_one_sequence(Model<Scalar>& model, std::string_view text, std::size_t begin,
-                            const md::Options& rule) {
-  Batch batch{.B = 0, .T = Index(text.size() - begin), .tokens = {}, .targets = {}};
-  append_window(batch, text, begin - 1);
-  return model.evaluate(batch, rule).loss;
+                            const md::Options& rule, Index segment = 4096) {
+  double sum = 0;
+  typename Model<Scalar>::Cache cache = model.make_cache();
+  for (std::size_t at = begin - 1; at + 1 < text.size(); at += std::size_t(segment)) {
+    Batch batch{.B = 0, .T = std::min(segment, Index(text.size() - 1 - at)), .tokens = {}, .targets = {}};
+    append_window(batch, text, at);
+    const Score score = model.evaluate(batch, rule, &cache);
+    sum += score.loss * double(score.counted);
+  }
+  return sum / double(text.size() - begin);
 }
 
 }  // namespace examples

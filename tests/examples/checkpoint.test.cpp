@@ -247,6 +247,7 @@ TEST_CASE("every byte from `begin` on counts once in the loss of a text, by wind
   const md::Options recurrent{.algorithm = md::Algorithm::recurrent};
   // Windows as long as the text are the text; shorter ones are the mean over their own losses.
   const double whole = loss_in_one_sequence(run.model, run.text, 250, recurrent);
+  CHECK(std::abs(loss_in_one_sequence(run.model, run.text, 250, recurrent, 7) - whole) < 1e-6);
   CHECK(std::abs(loss_in_windows(run.model, run.text, 250, 3, 50, recurrent) - whole) < 1e-6);
   double sum = 0;
   for (const auto& [begin, end] : {std::pair(250, 270), {270, 290}, {290, 300}})

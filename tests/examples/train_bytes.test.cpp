@@ -171,4 +171,6 @@ TEST_CASE("train_bytes says why it cannot run: 2 for its arguments, 1 for files"
   Program help({"--help"});
   CHECK(help.end() == 0);
   CHECK(help.says("usage: train_bytes [options] [TEXT]"));
+  CHECK(help.says("but its last 10 %, at most 100000 bytes"));
+  CHECK(help.says("--temperature X     of generation; 0: always the likeliest byte (0.7)"));
 }
