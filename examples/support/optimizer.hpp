@@ -23,8 +23,8 @@ double clip_norm(std::span<Scalar> gradients, double max_norm) {
   return norm;
 }
 
-// Up to `peak` in `warmup` steps, then down half a cosine to `floor` at step `steps`. The first step is 0, and
-// its rate peak / warmup.
+// Up to `peak` in `warmup` steps, then down half a cosine to `floor` at step `steps`. The first step is 0,
+// and its rate peak / warmup.
 struct CosineSchedule {
   double peak, floor;
   std::int64_t warmup, steps;

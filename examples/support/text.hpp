@@ -61,8 +61,8 @@ double loss_in_windows(Model<Scalar>& model, std::string_view text, std::size_t 
   return sum / double(text.size() - begin);
 }
 
-// The same of the text as one sequence, each byte after all before it: `segment` tokens at a time, whose state
-// the next ones continue from.
+// The same of the text as one sequence, each byte after all before it: `segment` tokens at a time, whose
+// state the next ones continue from.
 template <class Scalar>
 double loss_in_one_sequence(Model<Scalar>& model, std::string_view text, std::size_t begin,
                             const md::Options& rule, Index segment = 4096) {
