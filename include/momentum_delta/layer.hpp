@@ -17,7 +17,8 @@
 
 namespace momentum_delta {
 
-// A configuration and its weights, in memory of the caller's. Weights must be finite.
+// A configuration and its weights, in memory of the caller's. Weights must be finite. Results are the same
+// bits for any executor; where an array starts within a vector register may change the last bit.
 template <class Scalar>
 struct Layer {
   LayerConfig config;
