@@ -173,6 +173,7 @@ int run(const Arguments& a) {
               .series = {},
               .points = true,
               .log2_x = true,
+              .names_low = true,
               .y_min = 0,
               .y_max = 1};
   for (const bool momentum : {true, false}) {

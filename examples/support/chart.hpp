@@ -25,6 +25,7 @@ struct Chart {
   std::vector<Series> series;
   bool points = false;                     // a mark at every point
   bool log2_x = false;                     // x by its logarithm, ticks at powers of 2
+  bool names_low = false;                  // the series' names bottom left, not top right
   std::optional<double> y_min{}, y_max{};  // absent: from the data
 };
 
@@ -115,7 +116,10 @@ inline std::string svg(const Chart& chart) {
       "text-anchor=\"middle\" transform=\"rotate(-90 16 " + number((top + height - bottom) / 2, 1) + ")\"";
   text(16, (top + height - bottom) / 2, turn.c_str(), chart.y_label);
 
-  double legend = top + 12;
+  std::size_t longest = 0;
+  for (const Series& s : chart.series) longest = std::max(longest, s.name.size());
+  const double names = chart.names_low ? left + 16 : width - right - 28 - 7.5 * double(longest);
+  double legend = chart.names_low ? height - bottom + 8 - 20 * double(chart.series.size()) : top + 12;
   for (std::size_t n = 0; n < chart.series.size(); ++n, legend += 20) {
     const Series& s = chart.series[n];
     const char* const colour = colours[n % std::size(colours)];
@@ -127,7 +131,6 @@ inline std::string svg(const Chart& chart) {
       if (drawn(s, i))
         out << "<circle r=\"3\" cx=\"" << number(at_x(x_of(s.x[i])), 1) << "\" cy=\""
             << number(at_y(s.y[i]), 1) << "\" fill=\"" << colour << "\"/>\n";
-    const double names = width - right - 150;
     out << "<line x1=\"" << number(names, 1) << "\" y1=\"" << number(legend - 4, 1) << "\" x2=\""
         << number(names + 22, 1) << "\" y2=\"" << number(legend - 4, 1) << "\" stroke-width=\"2.5\" stroke=\""
         << colour << "\"/>\n";

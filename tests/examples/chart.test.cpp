@@ -38,6 +38,10 @@ TEST_CASE("a chart has a line and a name for each series, and escapes its text")
   CHECK(count(text, "nan") == 0);
   CHECK(text.ends_with("</svg>\n"));
 
+  chart.names_low = true;
+  CHECK(count(svg(chart), ">two<") == 1);
+  CHECK(svg(chart) != text);
+
   chart.log2_x = true;
   CHECK(count(svg(chart), ">3</text>") == 0);
   CHECK(count(svg(chart), ">4</text>") == 1);
