@@ -98,6 +98,12 @@ TEST_CASE("a float decay of the scan is within its error and 0 below the smalles
     }
   }
   INFO(worst << ", near 1 " << worst_near_1);
+  // Without a fused multiply-add the last product, at most 1 - sqrt(1/2), is rounded on its own: by up to
+  // 2^-26, where a unit in the last place of the result is 2^-24.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   CHECK(worst <= 1);
+#else
+  CHECK(worst <= 1.25);
+#endif
   CHECK(worst_near_1 <= 0.6);
 }
