@@ -109,8 +109,9 @@ Batch recall_batch(Index B, int n, Random& random) {
   return batch;
 }
 
-// exp(100) is more than a float holds, so every log_mu is -inf, and its gradient, that of Mu_log too, is 0.
-constexpr float no_momentum = 100;
+// exp(1000) times any softplus that a float holds is more than a float holds, so every log_mu is -inf, and
+// its gradient, that of Mu_log too, is 0.
+constexpr float no_momentum = 1000;
 
 template <class Visit>
 void for_each_Mu_log(Model<float>& model, const Visit& visit) {
