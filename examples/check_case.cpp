@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "support/arguments.hpp"
 #include "support/case_file.hpp"
 #include "support/layer_case.hpp"
 #include "support/scan_case.hpp"
@@ -40,10 +41,6 @@ struct Arguments {
   bool backward = false;
   std::optional<double> max_error;
   std::vector<std::string> files;
-};
-
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 Index parse_chunk(const std::string& text) {

@@ -6,11 +6,11 @@
 //
 // `recall --help` says what it takes.
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <numeric>
 #include <string>
 
+#include "support/arguments.hpp"
 #include "support/chart.hpp"
 #include "support/model.hpp"
 #include "support/optimizer.hpp"
@@ -37,30 +37,17 @@ struct Arguments {
   std::string figure;
 };
 
-struct UsageError : std::runtime_error {
-  using runtime_error::runtime_error;
-};
-
 Arguments parse(int argc, char** argv) {
   Arguments a;
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    const auto value = [&]() -> std::string {
-      if (++i == argc) throw UsageError(option + " needs a value");
-      return argv[i];
-    };
-    const auto number = [&](auto& to, auto lowest) {
-      const std::string text = value();
-      const char* const end = text.data() + text.size();
-      const auto [rest, error] = std::from_chars(text.data(), end, to);
-      if (error != std::errc() || rest != end || !(to >= lowest) || !(double(to) < 1e9))
-        throw UsageError(option + " takes a number >= " + std::to_string(int(lowest)) + ", not \"" + text +
-                         "\"");
+  for (ArgumentReader reader(argc, argv); reader.next();) {
+    const std::string& option = reader.option;
+    const auto number = [&](auto& to, int lowest) {
+      to = reader.number<std::remove_reference_t<decltype(to)>>(lowest);
     };
     if (option == "--steps")
       number(a.steps, 1);
     else if (option == "--rate")
-      number(a.rate, 0.0);
+      number(a.rate, 0);
     else if (option == "--seed")
       number(a.seed, 0);
     else if (option == "--seeds")
@@ -68,7 +55,7 @@ Arguments parse(int argc, char** argv) {
     else if (option == "--threads")
       number(a.threads, 1);
     else if (option == "--figure")
-      a.figure = value();
+      a.figure = reader.value();
     else
       throw UsageError("unknown option " + option);
   }

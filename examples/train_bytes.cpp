@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "support/arguments.hpp"
 #include "support/checkpoint.hpp"
 #include "support/progress.hpp"
 #include "support/text.hpp"
@@ -45,26 +46,13 @@ struct Arguments {
 constexpr Index checkpoint_steps = 100;
 constexpr std::size_t most_held_out = 100000;
 
-struct UsageError : std::runtime_error {
-  using runtime_error::runtime_error;
-};
-
 Arguments parse(int argc, char** argv) {
   Arguments a;
   bool has_text = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    const auto value = [&]() -> std::string {
-      if (++i == argc) throw UsageError(option + " needs a value");
-      return argv[i];
-    };
-    const auto number = [&](auto& to, auto lowest) {
-      const std::string text = value();
-      const char* const end = text.data() + text.size();
-      const auto [rest, error] = std::from_chars(text.data(), end, to);
-      if (error != std::errc() || rest != end || !(to >= lowest) || !(double(to) < 1e9))
-        throw UsageError(option + " takes a number >= " + std::to_string(int(lowest)) + ", not \"" + text +
-                         "\"");
+  for (ArgumentReader reader(argc, argv); reader.next();) {
+    const std::string& option = reader.option;
+    const auto number = [&](auto& to, int lowest) {
+      to = reader.number<std::remove_reference_t<decltype(to)>>(lowest);
     };
     if (option == "--steps")
       number(a.steps, 1);
@@ -73,23 +61,23 @@ Arguments parse(int argc, char** argv) {
     else if (option == "--length")
       number(a.length, 1);
     else if (option == "--rate")
-      number(a.rate, 0.0);
+      number(a.rate, 0);
     else if (option == "--seed")
       number(a.seed, 0);
     else if (option == "--threads")
       number(a.threads, 1);
     else if (option == "--checkpoint")
-      a.checkpoint = value();
+      a.checkpoint = reader.value();
     else if (option == "--resume")
       a.resume = true;
     else if (option == "--stop-at")
       number(a.stop_at, 0);
     else if (option == "--loss-curve")
-      a.loss_curve = value();
+      a.loss_curve = reader.value();
     else if (option == "--generate")
       number(a.generate, 0);
     else if (option == "--temperature")
-      number(a.temperature, 0.0);
+      number(a.temperature, 0);
     else if (option.starts_with("-"))
       throw UsageError("unknown option " + option);
     else if (has_text)

@@ -153,7 +153,7 @@ TEMPLATE_TEST_CASE("prefill then decode is one full pass, for every split", "", 
         };
         CHECK(distance(state(cache.S_values), state(whole_cache.S_values)) <= bound);
         CHECK(distance(state(cache.M_values), state(whole_cache.M_values)) <= bound);
-        CHECK(cache.q_tail.size() == std::size_t(B * cache.tail_rows * config.key_dim()));
+        CHECK(cache.q_tail.size() == std::size_t(B * config.tail_rows() * config.key_dim()));
         CHECK(distance(state(cache.v_tail), state(whole_cache.v_tail)) <= bound);
       }
     }
@@ -468,6 +468,12 @@ TEST_CASE("the layer refuses what it cannot use, names it, and writes nothing") 
   LayerCache<double> three(config, 3);
   refused([&] { run({.cache = &three}); },
           "cache was made for another configuration or for other than 2 sequences");
+  LayerCache<double> shortened = cache;
+  shortened.v_tail.pop_back();
+  refused([&] { run({.cache = &shortened}); }, "cache was made for another configuration");
+  const TokenView<double> over_M(cache.M_values.data(), {2, 3, 1, hidden});
+  refused([&] { momentum_delta::layer_forward(w.layer(), in(x), over_M, {.cache = &cache}); },
+          "y shares memory with cache.M_values");
   const std::vector<Index> offsets{0, 3};
   refused([&] { run({.cu_seqlens = offsets}); }, "cu_seqlens needs B = 1");
   refused([&] { run({.cache = &cache, .rule = {.chunk_size = 0}}); }, "chunk_size = 0 is less than 1");

@@ -224,23 +224,30 @@ struct Case {
   Gradients<double> gradients;
 };
 
+// A tensor of so many dimensions, in double; absent if the file has none and it is not required. Throws
+// std::runtime_error naming it if it is otherwise.
+inline Array<double> read_array(const safetensors::File& file, const std::string& name, std::size_t rank,
+                                bool required = false) {
+  const auto found = file.tensors.find(name);
+  if (found == file.tensors.end()) {
+    if (required) throw std::runtime_error(name + " is missing");
+    return {};
+  }
+  const safetensors::Tensor& tensor = found->second;
+  if (tensor.shape.size() != rank)
+    throw std::runtime_error(name + " has " + std::to_string(tensor.shape.size()) + " dimensions, not " +
+                             std::to_string(rank));
+  try {
+    return {tensor.shape, tensor.as<double>()};
+  } catch (const std::runtime_error& e) {
+    throw std::runtime_error(name + " " + e.what());
+  }
+}
+
 inline Case read_case(const safetensors::File& file) {
   const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
   const auto read = [&](const std::string& name, std::size_t rank, bool required = false) {
-    Array<double> x;
-    if (!file.has(name)) {
-      if (required) fail(name + " is missing");
-      return x;
-    }
-    const safetensors::Tensor& tensor = file.tensors.at(name);
-    if (tensor.shape.size() != rank)
-      fail(name + " has " + std::to_string(tensor.shape.size()) + " dimensions, not " + std::to_string(rank));
-    try {
-      x = {tensor.shape, tensor.as<double>()};
-    } catch (const std::runtime_error& e) {
-      fail(name + " " + e.what());
-    }
-    return x;
+    return read_array(file, name, rank, required);
   };
 
   Case c;

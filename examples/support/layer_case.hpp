@@ -74,14 +74,10 @@ inline LayerCase read_layer_case(const safetensors::File& file) {
   std::vector<Index> state_shape(cache.state_shape.begin(), cache.state_shape.end());
   state_shape[0] = x->second.shape[0];
   const auto read = [&](Named<double>& to, const std::string& name, const std::vector<Index>& shape) {
-    const auto found = file.tensors.find(name);
-    if (found == file.tensors.end()) return;
-    if (found->second.shape != shape) fail(name + " has not the shape that x and the metadata call for");
-    try {
-      to[name] = {shape, found->second.as<double>()};
-    } catch (const std::runtime_error& e) {
-      fail(name + " " + e.what());
-    }
+    if (!file.has(name)) return;
+    if (file.tensors.at(name).shape != shape)
+      fail(name + " has not the shape that x and the metadata call for");
+    to[name] = read_array(file, name, shape.size());
   };
   for (const char* name : {"x", "dy"}) read(c.tensors, name, x->second.shape);
   for (const char* name : {"initial_S", "initial_M"}) read(c.tensors, name, state_shape);

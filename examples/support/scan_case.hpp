@@ -151,20 +151,7 @@ struct ScanCase {
 inline ScanCase read_scan_case(const safetensors::File& file) {
   const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
   const auto read = [&](const std::string& name, std::size_t rank, bool required = false) {
-    Array<double> x;
-    if (!file.has(name)) {
-      if (required) fail(name + " is missing");
-      return x;
-    }
-    const safetensors::Tensor& tensor = file.tensors.at(name);
-    if (tensor.shape.size() != rank)
-      fail(name + " has " + std::to_string(tensor.shape.size()) + " dimensions, not " + std::to_string(rank));
-    try {
-      x = {tensor.shape, tensor.as<double>()};
-    } catch (const std::runtime_error& e) {
-      fail(name + " " + e.what());
-    }
-    return x;
+    return read_array(file, name, rank, required);
   };
 
   ScanCase c;

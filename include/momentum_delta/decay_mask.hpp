@@ -18,7 +18,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <numbers>
 
@@ -102,26 +101,10 @@ Scalar decay_rate(const Scalar& A) {
 }
 
 #if defined(__GNUC__)
-// f(x) a vector register at a time, f from and to Floats.
-template <class F, class... Rows>
-EIGEN_ALWAYS_INLINE Row<float> by_vector(const F& f, const Rows&... x) {
-  const auto part = [](const Row<float>& row, int i) MOMENTUM_DELTA_INLINE {
-    Floats floats;
-    std::memcpy(&floats, row.data() + i, sizeof floats);
-    return floats;
-  };
-  Row<float> y;
-  for (int i = 0; i < panel_width<float>; i += vector_lanes) {
-    const Floats y_i = f(part(x, i)...);
-    std::memcpy(y.data() + i, &y_i, sizeof y_i);
-  }
-  return y;
-}
-
 // 2^(n + f), |f| <= 1/2, by 2^f = 1 + f q(f), where q interpolates (2^f - 1) / f at six Chebyshev nodes: what
-// that leaves out is below 6e-9, so that the result is within 1 unit in the last place (1.25 where there is no
-// fused multiply-add), and within 0.6 near 1, where long memories multiply it many times over. n: in the low
-// bits of `shifted`.
+// that leaves out is below 6e-9, so that the result is within 1 unit in the last place (1.25 without fused
+// multiply-add), and within 0.6 near 1, where long memories multiply it many times over. n: in the low bits
+// of `shifted`.
 EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) {
   Floats p = 0.0001545316295f * f + 0.001339086336f;
   p = p * f + 0.009618082557f;
@@ -177,19 +160,6 @@ EIGEN_ALWAYS_INLINE Row<Scalar> fast_decay_row(const Row<Scalar>& x) {
   }
 #endif
   return decay_row<Scalar>(x);
-}
-
-// yes where x > 0, else no. (Eigen 3.4 does not vectorise select.)
-template <class Scalar>
-EIGEN_ALWAYS_INLINE Row<Scalar> where_positive(const Row<Scalar>& x, const Row<Scalar>& yes,
-                                               const Row<Scalar>& no) {
-#if defined(__GNUC__)
-  if constexpr (std::is_same_v<Scalar, float>)
-    return by_vector([](const Floats& x_i, const Floats& yes_i, const Floats& no_i)
-                         MOMENTUM_DELTA_INLINE { return x_i > 0 ? yes_i : no_i; },
-                     x, yes, no);
-#endif
-  return by_lane<Scalar>([&](int i) { return x[i] > 0 ? yes[i] : no[i]; });
 }
 
 // Segment sums of a chunk, in place, from its end backwards: row i of n becomes `after` and the rows after

@@ -41,16 +41,26 @@ namespace momentum_delta {
 template <class Scalar>
 struct RawGates {
   GateView<Scalar> a{}, b{}, m{}, e{};
+
+  operator RawGates<const Scalar>() const requires(!std::is_const_v<Scalar>) { return {a, b, m, e}; }
 };
 template <class Scalar>
 struct Gates {
   GateView<Scalar> log_alpha{}, log_mu{}, beta{}, eta{};
+
+  operator Gates<const Scalar>() const requires(!std::is_const_v<Scalar>) {
+    return {log_alpha, log_mu, beta, eta};
+  }
 };
 
 // One number a value head: HV each.
 template <class Scalar>
 struct GateParameters {
   std::span<Scalar> A_log{}, dt_bias{}, Mu_log{}, mu_bias{}, log_factor{};
+
+  operator GateParameters<const Scalar>() const requires(!std::is_const_v<Scalar>) {
+    return {A_log, dt_bias, Mu_log, mu_bias, log_factor};
+  }
 };
 
 struct GateOptions {
@@ -137,25 +147,20 @@ struct GateTerms {
   ScaledSoftplus<Scalar> alpha, mu;  // rates of decay
 
   GateTerms(const RawGates<const Scalar>& raw, const GateParameters<const Scalar>& parameters,
-            const GateOptions& options, Index batch, Index t, Index head)
-      : GateTerms(raw, parameters, options, batch, t, head, std::size_t(head)) {}
+            const GateOptions& options, Index batch, Index t, std::size_t head)
+      : e(raw.e.at(batch, t, Index(head))),
+        b(raw.b.at(batch, t, Index(head))),
+        w(2 * (parameters.log_factor[head] + (std::numbers::ln2_v<Scalar> - softplus(-2 * e)))),
+        beta_scale(Scalar(options.allow_neg_eigval ? 2 : 1)),
+        lowest_log_mu(Scalar(options.min_log_mu.value_or(-std::numeric_limits<double>::infinity()))),
+        alpha(parameters.A_log[head], raw.a.at(batch, t, Index(head)) + parameters.dt_bias[head]),
+        mu(parameters.Mu_log[head], raw.m.at(batch, t, Index(head)) + parameters.mu_bias[head]) {}
 
   Scalar eta() const { return 2 * sigmoid(2 * e); }
   Scalar beta() const { return beta_scale * sigmoid(w) * sigmoid(b); }
   Scalar log_alpha() const { return -softplus(w) - alpha.value; }
   bool raised() const { return -mu.value < lowest_log_mu; }
   Scalar log_mu() const { return raised() ? lowest_log_mu : -mu.value; }
-
- private:
-  GateTerms(const RawGates<const Scalar>& raw, const GateParameters<const Scalar>& parameters,
-            const GateOptions& options, Index batch, Index t, Index head, std::size_t h)
-      : e(raw.e.at(batch, t, head)),
-        b(raw.b.at(batch, t, head)),
-        w(2 * (parameters.log_factor[h] + (std::numbers::ln2_v<Scalar> - softplus(-2 * e)))),
-        beta_scale(Scalar(options.allow_neg_eigval ? 2 : 1)),
-        lowest_log_mu(Scalar(options.min_log_mu.value_or(-std::numeric_limits<double>::infinity()))),
-        alpha(parameters.A_log[h], raw.a.at(batch, t, head) + parameters.dt_bias[h]),
-        mu(parameters.Mu_log[h], raw.m.at(batch, t, head) + parameters.mu_bias[h]) {}
 };
 
 template <class Scalar>
@@ -163,7 +168,7 @@ void gates_of_head(const RawGates<const Scalar>& raw, const GateParameters<const
                    const Gates<Scalar>& y, const GateOptions& options, Index h) {
   for (Index b = 0; b < raw.a.shape[0]; ++b) {
     for (Index t = 0; t < raw.a.shape[1]; ++t) {
-      const GateTerms<Scalar> terms(raw, parameters, options, b, t, h);
+      const GateTerms<Scalar> terms(raw, parameters, options, b, t, std::size_t(h));
       y.eta.at(b, t, h) = terms.eta();
       y.log_mu.at(b, t, h) = terms.log_mu();
       y.beta.at(b, t, h) = terms.beta();
@@ -180,7 +185,7 @@ void gates_backward_of_head(const RawGates<const Scalar>& raw, const GateParamet
   Scalar dA_log = 0, ddt_bias = 0, dMu_log = 0, dmu_bias = 0, dlog_factor = 0;
   for (Index b = 0; b < raw.a.shape[0]; ++b) {
     for (Index t = 0; t < raw.a.shape[1]; ++t) {
-      const GateTerms<Scalar> terms(raw, parameters, options, b, t, h);
+      const GateTerms<Scalar> terms(raw, parameters, options, b, t, std::size_t(h));
       const Scalar beta = terms.beta(), dbeta = dy.beta.at(b, t, h), dlog_alpha = dy.log_alpha.at(b, t, h);
       const Scalar dw = beta * sigmoid(-terms.w) * dbeta - sigmoid(terms.w) * dlog_alpha;
       const Scalar dalpha_rate = terms.alpha.gradient(-dlog_alpha);

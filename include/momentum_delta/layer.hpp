@@ -75,15 +75,6 @@ LayerPass<Scalar> check_layer(const Check& check, const Layer<Scalar>& layer,
           .together = together(x) && (together(others) && ...)};
 }
 
-template <class Scalar>
-void check_cache(const Check& check, const LayerConfig& c, const LayerCache<Scalar>& cache, Index N) {
-  const LayerCache<Scalar> wanted_shape(c, 0);
-  std::array<Index, 4> shape = wanted_shape.state_shape;
-  shape[0] = N;
-  if (cache.state_shape != shape || cache.tail_rows != wanted_shape.tail_rows)
-    check.fail("cache was made for another configuration or for other than ", N, " sequences");
-}
-
 // The tokens and weights of a call, for aliases.
 template <class Scalar>
 void read_layer(Aliases& memory, const LayerConfig& c, const LayerWeights<const Scalar>& w,
@@ -102,13 +93,24 @@ void layer_forward(const Check& check, const Layer<Scalar>& layer, const TokenVi
   const LayerConfig& c = layer.config;
   const LayerPass<Scalar> pass = check_layer(check, layer, x, options.cu_seqlens, options.rule.executor, y);
   check.view("y", y, x.shape, "[B, T, 1, hidden] of x");
-  if (options.cache) check_cache(check, c, *options.cache, pass.N);
+  if (options.cache && !options.cache->fits(c, pass.N))
+    check.fail("cache was made for another configuration or for other than ", pass.N, " sequences");
   if (c.use_output_correction)
     for (std::size_t h = 0; h < layer.weights.D_log.size(); ++h)
       if (!std::isfinite(std::exp(layer.weights.D_log[h])))
         check.fail("D_log[", h, "] = ", layer.weights.D_log[h], " has no finite exp");
   Aliases memory(check);
   read_layer(memory, c, layer.weights, x);
+  if (LayerCache<Scalar>* const cache = options.cache) {
+    const auto read = [&](const char* name, const std::vector<Scalar>& values) {
+      memory.reads(name, StridedView<const Scalar, 1>(values.data(), {Index(values.size())}));
+    };
+    read("cache.S_values", cache->S_values);
+    read("cache.M_values", cache->M_values);
+    read("cache.q_tail", cache->q_tail);
+    read("cache.k_tail", cache->k_tail);
+    read("cache.v_tail", cache->v_tail);
+  }
   memory.writes("y", y);
 
   pass.begin(saved);

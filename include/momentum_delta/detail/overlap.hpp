@@ -15,8 +15,8 @@ struct Footprint {
   Index run = 0;  // 0: touches nothing
   std::size_t levels = 0;
   static constexpr std::size_t max_levels = 4;
-  std::array<Index, max_levels> count{}, stride{};
-  std::array<Index, max_levels + 1> extent{};  // bytes from the first to past the last, of levels d and below
+  std::array<Index, max_levels> count, stride;  // of the levels that there are
+  std::array<Index, max_levels + 1> extent;  // bytes from the first to past the last, of levels d and below
 
   Footprint() = default;
   template <class Scalar, std::size_t Rank>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -135,6 +136,37 @@ EIGEN_ALWAYS_INLINE void unroll(const F& f) {
     (f(std::integral_constant<int, i>{}), ...);
   }
   (std::make_integer_sequence<int, N>{});
+}
+
+#if defined(__GNUC__)
+// f(x) a vector register at a time, f from and to Floats.
+template <class F, class... Rows>
+EIGEN_ALWAYS_INLINE Row<float> by_vector(const F& f, const Rows&... x) {
+  const auto part = [](const Row<float>& row, int i) MOMENTUM_DELTA_INLINE {
+    Floats floats;
+    std::memcpy(&floats, row.data() + i, sizeof floats);
+    return floats;
+  };
+  Row<float> y;
+  for (int i = 0; i < panel_width<float>; i += vector_lanes) {
+    const Floats y_i = f(part(x, i)...);
+    std::memcpy(y.data() + i, &y_i, sizeof y_i);
+  }
+  return y;
+}
+#endif
+
+// yes where x > 0, else no. (Eigen 3.4 does not vectorise select.)
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Row<Scalar> where_positive(const Row<Scalar>& x, const Row<Scalar>& yes,
+                                               const Row<Scalar>& no) {
+#if defined(__GNUC__)
+  if constexpr (std::is_same_v<Scalar, float>)
+    return by_vector([](const Floats& x_i, const Floats& yes_i, const Floats& no_i)
+                         MOMENTUM_DELTA_INLINE { return x_i > 0 ? yes_i : no_i; },
+                     x, yes, no);
+#endif
+  return by_lane<Scalar>([&](int i) { return x[i] > 0 ? yes[i] : no[i]; });
 }
 
 // The rows of a product, in registers: Eigen's packets, since nothing larger is sure to stay there.

@@ -77,9 +77,9 @@ struct LayerPass {
       read_tail(cache ? &cache->q_tail : nullptr, r.q_tail, r.HK * r.K);
       read_tail(cache ? &cache->k_tail : nullptr, r.k_tail, r.HK * r.K);
       read_tail(cache ? &cache->v_tail : nullptr, r.v_tail, r.HV * r.V);
-      convolve(r, r.q_in, r.q_tail, weights.q_conv1d, r.q_conv, r.HK * r.K);
-      convolve(r, r.k_in, r.k_tail, weights.k_conv1d, r.k_conv, r.HK * r.K);
-      convolve(r, r.v_in, r.v_tail, weights.v_conv1d, r.v_conv, r.HV * r.V);
+      convolve(r.q_in, r.q_tail, weights.q_conv1d, r.q_conv, r.HK * r.K);
+      convolve(r.k_in, r.k_tail, weights.k_conv1d, r.k_conv, r.HK * r.K);
+      convolve(r.v_in, r.v_tail, weights.v_conv1d, r.v_conv, r.HV * r.V);
     }
 
     // 3. For each head: SiLU, output correction, unit length, gates, p = alpha k.
@@ -102,9 +102,9 @@ struct LayerPass {
     // 4. The rule.
     run_rule(rule_inputs(r), r.tokens(r.o, r.HV, r.V));
     if (cache && config.use_short_conv) {
-      move_tails(r, r.q_in, cache->q_tail, r.HK * r.K);
-      move_tails(r, r.k_in, cache->k_tail, r.HK * r.K);
-      move_tails(r, r.v_in, cache->v_tail, r.HV * r.V);
+      move_tails(r.q_in, cache->q_tail, r.HK * r.K);
+      move_tails(r.k_in, cache->k_tail, r.HK * r.K);
+      move_tails(r.v_in, cache->v_tail, r.HV * r.V);
     }
 
     // 5. Gated norm and output projection.
@@ -154,8 +154,8 @@ struct LayerPass {
     for_each_index(executor, r.HV, [&](Index h) {
       decay_keys_backward<Scalar>(r.head_tokens(r.k, h), r.head_gate(r.log_alpha, h), d.head_tokens(d.p, h),
                                   d.head_tokens(d.k, h), d.head_gate(d.log_alpha, h), /*accumulate=*/true);
-      gates_backward_of_head<Scalar>(raw_gates(r), gate_parameters(weights), gates<const Scalar>(d),
-                                     raw_gates<Scalar>(d), gate_parameters(dw), config.gates, accumulate, h);
+      gates_backward_of_head<Scalar>(raw_gates(r), gate_parameters(weights), gates(d), raw_gates(d),
+                                     gate_parameters(dw), config.gates, accumulate, h);
       l2_normalize_backward<Scalar>(r.head_tokens(r.q_each, h), d.head_tokens(d.q, h),
                                     d.head_tokens(d.q_each, h));
       l2_normalize_backward<Scalar>(r.head_tokens(r.k_each, h), d.head_tokens(d.k, h),
@@ -185,11 +185,11 @@ struct LayerPass {
 
     // 2. Short convolutions.
     if (config.use_short_conv) {
-      convolve_backward(r, r.q_in, r.q_tail, weights.q_conv1d, d.q_conv, d.q_in, dw.q_conv1d, r.HK * r.K,
+      convolve_backward(r.q_in, r.q_tail, weights.q_conv1d, d.q_conv, d.q_in, dw.q_conv1d, r.HK * r.K,
                         accumulate);
-      convolve_backward(r, r.k_in, r.k_tail, weights.k_conv1d, d.k_conv, d.k_in, dw.k_conv1d, r.HK * r.K,
+      convolve_backward(r.k_in, r.k_tail, weights.k_conv1d, d.k_conv, d.k_in, dw.k_conv1d, r.HK * r.K,
                         accumulate);
-      convolve_backward(r, r.v_in, r.v_tail, weights.v_conv1d, d.v_conv, d.v_in, dw.v_conv1d, r.HV * r.V,
+      convolve_backward(r.v_in, r.v_tail, weights.v_conv1d, d.v_conv, d.v_in, dw.v_conv1d, r.HV * r.V,
                         accumulate);
     }
 
@@ -260,12 +260,10 @@ struct LayerPass {
   Scalar correction(Index h) const {
     return config.use_output_correction ? std::exp(weights.D_log[std::size_t(h)]) : Scalar(0);
   }
-  template <class S = const Scalar>
-  static RawGates<S> raw_gates(const LayerRows<Scalar>& r) {
+  static RawGates<Scalar> raw_gates(const LayerRows<Scalar>& r) {
     return {r.gate(r.a), r.gate(r.b), r.gate(r.m), r.gate(r.e)};
   }
-  template <class S = Scalar>
-  static Gates<S> gates(const LayerRows<Scalar>& r) {
+  static Gates<Scalar> gates(const LayerRows<Scalar>& r) {
     return {r.gate(r.log_alpha), r.gate(r.log_mu), r.gate(r.beta), r.gate(r.eta)};
   }
 
@@ -279,7 +277,7 @@ struct LayerPass {
   }
 
   void read_tail(const std::vector<Scalar>* from, Scalar* to, Index width) const {
-    const Index count = N * LayerRows<Scalar>::tail_rows(config) * width;
+    const Index count = N * config.tail_rows() * width;
     if (from)
       std::copy_n(from->data(), count, to);
     else
@@ -288,10 +286,13 @@ struct LayerPass {
 
   // visit(n, first row, rows) for the tokens of each sequence.
   template <class Visit>
-  void for_each_sequence(const LayerRows<Scalar>& r, const Visit& visit) const {
+  void for_each_sequence(const Visit& visit) const {
     for (Index n = 0; n < N; ++n) {
-      const SequenceTokens tokens = tokens_of(rule_inputs(r), n);
-      visit(n, tokens.b * T + tokens.begin, tokens.count);
+      const std::size_t i = std::size_t(n);
+      if (cu_seqlens.empty())
+        visit(n, n * T, T);
+      else
+        visit(n, cu_seqlens[i], cu_seqlens[i + 1] - cu_seqlens[i]);
     }
   }
   // Channels are tasks.
@@ -313,26 +314,25 @@ struct LayerPass {
     return {x + row * width + channel, count, channels, Eigen::OuterStride<>(width)};
   }
 
-  void convolve(const LayerRows<Scalar>& r, const Scalar* x, const Scalar* tail, std::span<const Scalar> w,
-                Scalar* y, Index width) const {
-    const Index rows = config.conv_size - 1;
+  void convolve(const Scalar* x, const Scalar* tail, std::span<const Scalar> w, Scalar* y,
+                Index width) const {
+    const Index rows = config.tail_rows();
     for_each_channels(width, [&](Index c, Index channels) {
       const Matrix<Scalar> t = taps(w, c, channels);
-      for_each_sequence(r, [&](Index n, Index begin, Index count) {
+      for_each_sequence([&](Index n, Index begin, Index count) {
         short_convolution<Scalar>(part(x, width, begin, count, c, channels),
                                   part(tail, width, n * rows, rows, c, channels), t,
                                   part(y, width, begin, count, c, channels));
       });
     });
   }
-  void convolve_backward(const LayerRows<Scalar>& r, const Scalar* x, const Scalar* tail,
-                         std::span<const Scalar> w, const Scalar* dy, Scalar* dx, std::span<Scalar> dw,
-                         Index width, bool accumulate) const {
-    const Index rows = config.conv_size - 1;
+  void convolve_backward(const Scalar* x, const Scalar* tail, std::span<const Scalar> w, const Scalar* dy,
+                         Scalar* dx, std::span<Scalar> dw, Index width, bool accumulate) const {
+    const Index rows = config.tail_rows();
     for_each_channels(width, [&](Index c, Index channels) {
       const Matrix<Scalar> t = taps(w, c, channels);
       Matrix<Scalar> dt = Matrix<Scalar>::Zero(config.conv_size, channels);
-      for_each_sequence(r, [&](Index n, Index begin, Index count) {
+      for_each_sequence([&](Index n, Index begin, Index count) {
         short_convolution_backward<Scalar>(
             part(x, width, begin, count, c, channels), part(tail, width, n * rows, rows, c, channels), t,
             part(dy, width, begin, count, c, channels), part(dx, width, begin, count, c, channels), dt);
@@ -344,9 +344,9 @@ struct LayerPass {
         to = dt.transpose();
     });
   }
-  void move_tails(const LayerRows<Scalar>& r, const Scalar* x, std::vector<Scalar>& tail, Index width) const {
-    const Index rows = config.conv_size - 1;
-    for_each_sequence(r, [&](Index n, Index begin, Index count) {
+  void move_tails(const Scalar* x, std::vector<Scalar>& tail, Index width) const {
+    const Index rows = config.tail_rows();
+    for_each_sequence([&](Index n, Index begin, Index count) {
       move_tail<Scalar>(part(x, width, begin, count, 0, width),
                         part(tail.data(), width, n * rows, rows, 0, width));
     });

@@ -15,7 +15,7 @@ struct LayerRows {
   LayerRows(Arena& arena, const LayerConfig& c, Index B_, Index T_, Index N_)
       : B(B_), T(T_), N(N_), HK(c.num_heads), HV(c.value_heads()), K(c.head_dim), V(c.head_v_dim) {
     const auto tokens = [&](Index width) { return arena.take<Scalar>(B * T * width); };
-    const auto tails = [&](Index width) { return arena.take<Scalar>(N * tail_rows(c) * width); };
+    const auto tails = [&](Index width) { return arena.take<Scalar>(N * c.tail_rows() * width); };
     q_in = tokens(HK * K), k_in = tokens(HK * K), v_in = tokens(HV * V);
     a = tokens(HV), b = tokens(HV), m = tokens(HV), e = tokens(HV);
     g = tokens(HV * V);
@@ -28,7 +28,6 @@ struct LayerRows {
     log_alpha = tokens(HV), log_mu = tokens(HV), beta = tokens(HV), eta = tokens(HV);
     o = tokens(HV * V), normed = tokens(HV * V);
   }
-  static Index tail_rows(const LayerConfig& c) { return c.use_short_conv ? c.conv_size - 1 : 0; }
 
   Index B, T, N, HK, HV, K, V;
   Scalar *q_in, *k_in, *v_in;        // [n, HK K], [n, HK K], [n, HV V]  projections
@@ -62,8 +61,8 @@ struct LayerPass;
 
 // Filled by layer_forward(layer, x, y, saved) and read by layer_backward, which must see the same x, weights
 // and cu_seqlens. It holds every value between x and y, and a Saved of the rule (saved.hpp says what
-// checkpoint_interval and keep_u are). It can be used again, for any shape; once it is large enough for it,
-// nothing is allocated.
+// checkpoint_interval and keep_u are), and room for the gradients of those values, which layer_backward
+// allocates and overwrites. It can be used again, for any shape, and keeps its memory for that.
 template <class Scalar>
 class LayerSaved {
  public:

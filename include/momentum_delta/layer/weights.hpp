@@ -35,6 +35,7 @@ struct LayerConfig {
   Index value_heads() const { return num_v_heads == 0 ? num_heads : num_v_heads; }
   Index key_dim() const { return num_heads * head_dim; }
   Index value_dim() const { return value_heads() * head_v_dim; }
+  Index tail_rows() const { return use_short_conv ? conv_size - 1 : 0; }  // earlier tokens that it sees
 };
 
 // Row-major, contiguous, in the caller's memory; with Scalar const for weights that are read. The names and
