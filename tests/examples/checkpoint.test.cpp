@@ -7,6 +7,7 @@
 
 #include "../../examples/support/text.hpp"
 #include "../../examples/support/trigram.hpp"
+#include "../support/kernels.hpp"
 #include "../support/temporary.hpp"
 
 using namespace examples;

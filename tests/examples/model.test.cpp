@@ -3,6 +3,7 @@
 #include <map>
 
 #include "../support/catch.hpp"
+#include "../support/kernels.hpp"
 
 using namespace examples;
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../../examples/support/random.hpp"
+#include "kernels.hpp"
 #include "oracle.hpp"
 
 namespace test {

@@ -113,8 +113,8 @@ struct LayerPass {
                          config.norm_eps, r.head(r.normed, r.HV, r.V, h));
     });
     for (Index i = 0; i < blocks(); ++i)
-      product(executor, block(y, i), block(r.rows(r.normed, r.HV * r.V), i),
-              matrix(weights.o_proj, config.hidden_size).transpose());
+      product(executor, block(y, i), factor(block(r.rows(r.normed, r.HV * r.V), i)),
+              factor(matrix(weights.o_proj, config.hidden_size), transposed));
   }
 
   // Gradients from dy, the passes above in reverse; d are those of the rows r. run_rule(inputs, output
@@ -125,10 +125,10 @@ struct LayerPass {
                 const TokenView<Scalar>& dx, const LayerWeights<Scalar>& dw, bool accumulate) const {
     // 5. y = normed W_o^T
     for (Index i = 0; i < blocks(); ++i) {
-      product(executor, block(d.rows(d.normed, r.HV * r.V), i), block(dy, i),
-              matrix(weights.o_proj, config.hidden_size));
-      product(executor, matrix(dw.o_proj, config.hidden_size), block(dy, i).transpose(),
-              block(r.rows(r.normed, r.HV * r.V), i), accumulate || i > 0);
+      product(executor, block(d.rows(d.normed, r.HV * r.V), i), factor(block(dy, i)),
+              factor(matrix(weights.o_proj, config.hidden_size)));
+      product(executor, matrix(dw.o_proj, config.hidden_size), factor(block(dy, i), transposed),
+              factor(block(r.rows(r.normed, r.HV * r.V), i)), accumulate || i > 0);
     }
     //    normed = r o w act(g)
     Matrix<Scalar> do_norm = Matrix<Scalar>::Zero(r.HV, r.V);
@@ -200,8 +200,10 @@ struct LayerPass {
                                       std::span<Scalar> dw_out) {
       for (Index i = 0; i < blocks(); ++i) {
         const auto dout_rows = block(d.rows(dout, width), i);
-        product(executor, matrix(dw_out, width), dout_rows.transpose(), block(x, i), accumulate || i > 0);
-        if (!dx.absent()) product(executor, block(dx, i), dout_rows, matrix(w, width), add_dx);
+        product(executor, matrix(dw_out, width), factor(dout_rows, transposed), factor(block(x, i)),
+                accumulate || i > 0);
+        if (!dx.absent())
+          product(executor, block(dx, i), factor(dout_rows), factor(matrix(w, width)), add_dx);
       }
       add_dx = true;
     };
@@ -216,6 +218,8 @@ struct LayerPass {
   }
 
  private:
+  static constexpr bool transposed = true;
+
   LayerRows<Scalar> in(Memory& memory) const {
     Arena need;
     (void)LayerRows<Scalar>(need, config, B, T, N);
@@ -229,9 +233,9 @@ struct LayerPass {
   RowsMap<S> block(const TokenView<S>& x, Index i) const {
     return {x.data + i * x.stride[0], together ? B * T : T, x.shape[3], Eigen::OuterStride<>(x.stride[1])};
   }
-  auto block(RowsMap<Scalar> rows, Index i) const {
-    return RowsMap<Scalar>(rows.data() + i * T * rows.outerStride(), together ? B * T : T, rows.cols(),
-                           Eigen::OuterStride<>(rows.outerStride()));
+  RowsMap<Scalar> block(RowsMap<Scalar> rows, Index i) const {
+    const Index stride = rows.outerStride();
+    return {rows.data() + i * T * stride, together ? B * T : T, rows.cols(), Eigen::OuterStride<>(stride)};
   }
 
   // A weight of `rows` rows.
@@ -251,9 +255,9 @@ struct LayerPass {
 
   // out = x W^T; out: [n, width].
   void project(const TokenView<const Scalar>& x, std::span<const Scalar> w, Scalar* out, Index width) const {
+    const RowsMap<Scalar> rows(out, B * T, width, Eigen::OuterStride<>(width));
     for (Index i = 0; i < blocks(); ++i)
-      product(executor, block(RowsMap<Scalar>(out, B * T, width, Eigen::OuterStride<>(width)), i),
-              block(x, i), matrix(w, width).transpose());
+      product(executor, block(rows, i), factor(block(x, i)), factor(matrix(w, width), transposed));
   }
 
   Scalar tau() const { return Scalar(std::sqrt(double(config.hidden_size) / config.tau_factor)); }

@@ -1,0 +1,25 @@
+// The library's calls in float and double, which most tests make: compiled once, in kernels_float.cpp and
+// kernels_double.cpp, not in every test program.
+#pragma once
+
+#include <momentum_delta/momentum_delta.hpp>
+
+#define TEST_KERNELS(template_, S)                                                                          \
+  namespace momentum_delta {                                                                                \
+  template_ void forward<S, S>(const Inputs<S, S>&, const Outputs<S, S>&, const Options&);                  \
+  template_ void forward<S, S>(const Inputs<S, S>&, const Outputs<S, S>&, Saved<S>&, const Options&);       \
+  template_ void backward<S, S>(const Inputs<S, S>&, const Saved<S>&, const OutputGradients<S, S>&,         \
+                                const InputGradients<S, S>&, const Options&);                               \
+  template_ void step<S, S>(const Inputs<S, S>&, StateView<S>, StateView<S>, TokenView<S>, const Options&); \
+  template_ void layer_forward<S>(const Layer<S>&, TokenView<const S>, TokenView<S>,                        \
+                                  const LayerOptions<S>&);                                                  \
+  template_ void layer_forward<S>(const Layer<S>&, TokenView<const S>, TokenView<S>, LayerSaved<S>&,        \
+                                  const LayerOptions<S>&);                                                  \
+  template_ void layer_step<S>(const Layer<S>&, TokenView<const S>, TokenView<S>, LayerCache<S>&,           \
+                               LayerOptions<S>);                                                            \
+  template_ void layer_backward<S>(const Layer<S>&, TokenView<const S>, LayerSaved<S>&, TokenView<const S>, \
+                                   const LayerGradients<S>&, const LayerOptions<S>&);                       \
+  }
+
+TEST_KERNELS(extern template, float)
+TEST_KERNELS(extern template, double)

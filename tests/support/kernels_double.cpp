@@ -1,0 +1,2 @@
+#include "kernels.hpp"
+TEST_KERNELS(template, double)
