@@ -7,8 +7,8 @@
 
 #include "momentum_delta/types.hpp"
 
-namespace momentum_delta {
-namespace detail {
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // log(1 + x), |x| <= 1. (std::log1p takes no complex number.)
 template <class Real>
@@ -21,7 +21,11 @@ std::complex<Real> log1p_of(const std::complex<Real>& x) {
   return {std::log1p(re * (2 + re) + im * im) / 2, std::atan2(im, 1 + re)};
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)); its derivative is sigmoid(x).
 template <class Scalar>
@@ -50,4 +54,5 @@ Scalar silu(Scalar x) {
   return x * sigmoid(x);
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

@@ -12,8 +12,8 @@
 #include "momentum_delta/saved.hpp"
 #include "momentum_delta/workspace.hpp"
 
-namespace momentum_delta {
-namespace detail {
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // The faster form and chunk size for a shape, as bench/README.md measures them. Forward, the (fused)
 // recurrence is the faster form at every shape and type; backward, the chunk form. Small chunks have less
@@ -109,7 +109,11 @@ void forward(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y
     });
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // Computes y.o, and y.final_S, y.final_M if wanted, from x: see sequence.hpp for shapes and ranges, and
 // recurrent/forward.hpp for the definition. Both algorithms give the same values up to rounding
@@ -227,4 +231,5 @@ void step(const Inputs<Scalar, Storage>& x, std::type_identity_t<StateView<Scala
       });
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

@@ -24,16 +24,19 @@
 #include "momentum_delta/detail/panel.hpp"
 #include "momentum_delta/workspace.hpp"
 
-namespace momentum_delta {
-
-namespace detail {
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // log of the smallest normal number.
 template <class Real>
 inline constexpr Real lowest_exponent =
     (std::numeric_limits<Real>::min_exponent - 1) * std::numbers::ln2_v<Real>;
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // exp(x) of a log gate or a sum of log gates, with exactly 0 at -inf. A decay below the smallest normal
 // number is exactly 0 as well: the same rule for scalars and arrays, and no subnormal slows the kernels down.
@@ -43,14 +46,18 @@ Scalar decay(const Scalar& x) {
   return real(x) < detail::lowest_exponent<detail::Real<Scalar>> ? Scalar(0) : exp(x);
 }
 
-namespace detail {
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta
+
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // exp of floats, for |x| < 200, in double: exp(x) = 2^n exp(r), |r| <= ln 2 / 2, by the series of exp, of
 // which what is omitted is below r^9 / 9! < 2e-10. Rounded to float that is within 0.51 units in the last
 // place. (Eigen's own float exp has up to 2.5 with AVX-512, always the same for the same gate, and constant
 // gates add it up from chunk to chunk.)
-inline Eigen::Array<double, 1, 16> exp_of_floats(const Eigen::Array<float, 1, 16>& x) {
-  using Array = Eigen::Array<double, 1, 16>;
+inline Lanes<double, 16> exp_of_floats(const Row<float>& x) {
+  using Array = Lanes<double, 16>;
   constexpr double to_integer = 0x1.8p52;  // added to a number, it leaves the number rounded in the low bits
   const Array wide = x.cast<double>();
   const Array shifted = wide * std::numbers::log2e + to_integer;
@@ -174,7 +181,11 @@ Row<Scalar> sums_to_end(Index n, Scalar* rows, Row<Scalar> after) {
   return after;
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // The decays of one chunk of n tokens: t = 0 .. n, where 0 is "before the chunk". Rows over the tokens
 // j = 1 .. t start at element 0 for j = 1 and are padded with 0 to a multiple of the panel width.
@@ -310,4 +321,5 @@ class DecayMask {
   Scalar *D_, *G_;                        // chunk_size + 1 x stride
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

@@ -73,7 +73,10 @@ struct GateOptions {
   bool allow_neg_eigval = false;
 };
 
-namespace detail {
+}  // namespace momentum_delta
+
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // exp(log_scale) softplus(x): its derivative by log_scale is itself, that by x is dx_ratio times as large.
 // exp and softplus alone may leave the range of Scalar where their product does not.
@@ -213,7 +216,11 @@ void gates_backward_of_head(const RawGates<const Scalar>& raw, const GateParamet
   add(dparameters.log_factor, dlog_factor);
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // y from the raw projections; y is assigned, [B, T, HV] each. Scalar: float, double or long double. Throws
 // std::invalid_argument, before anything is written, if a shape or stride does not fit, a projection or
@@ -291,4 +298,5 @@ void gates_backward(const std::type_identity_t<RawGates<const Scalar>>& raw,
     detail::gates_backward_of_head(raw, parameters, dy, draw, dparameters, options, accumulate, h);
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

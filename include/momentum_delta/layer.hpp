@@ -48,7 +48,10 @@ struct LayerGradients {
   bool accumulate = false;
 };
 
-namespace detail {
+}  // namespace momentum_delta
+
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // Checks what every call takes, and says how it runs. `others` are the further views of its tokens.
 template <class Scalar, class... Views>
@@ -118,7 +121,11 @@ void layer_forward(const Check& check, const Layer<Scalar>& layer, const TokenVi
   if (keep) pass.finish(saved);
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // y = layer(x): x and y are [B, T, 1, hidden], as two matrices of T rows are (B = 1). Throws
 // std::invalid_argument, before y or the cache is written, if the configuration, a weight's size, a view or
@@ -212,4 +219,5 @@ void layer_backward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<c
   pass.backward(x, pass.values(saved), dy, pass.gradients(saved), rule, dx.dx, dx.dweights, dx.accumulate);
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

@@ -6,8 +6,8 @@
 #include "momentum_delta/check.hpp"
 #include "momentum_delta/decay_mask.hpp"
 
-namespace momentum_delta {
-namespace detail {
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // 1 / sqrt(|x|^2 + epsilon) = scale * factor. The scale is a power of two that keeps |scale x|^2 from
 // overflowing.
@@ -52,7 +52,11 @@ Index check_decay_keys(const Check& check, const TokenView<const Scalar>& k,
   return HV;
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // The one rule for short vectors, used by everything here: |x|^2 + epsilon under the root, as in the
 // published layer.
@@ -183,4 +187,5 @@ void decay_keys_backward(std::type_identity_t<TokenView<const Scalar>> k,
   });
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

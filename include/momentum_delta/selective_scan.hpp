@@ -9,8 +9,8 @@
 #include "momentum_delta/selective_scan/parameters.hpp"
 #include "momentum_delta/selective_scan/saved.hpp"
 
-namespace momentum_delta {
-namespace detail {
+namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 inline Index choose_chunk_size(const ScanOptions& options, const ScanSizes& s) {
   return std::clamp<Index>(options.chunk_size.value_or(64), 1, std::max<Index>(s.T, 1));
@@ -27,7 +27,11 @@ void scan_forward(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scalar
     scan_recurrent(x, y, options, chunk_size, record);
 }
 
-}  // namespace detail
+}  // namespace MOMENTUM_DELTA_TARGET
+}  // namespace momentum_delta::detail
+
+namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // Computes y.out, and y.final_state if wanted, from x. Both algorithms give the same values up to rounding;
 // automatic is the recurrent form, which has half the chunk form's exponentials and does not need its memory
@@ -91,4 +95,5 @@ void scan_step(const ScanInputs<Scalar, Storage>& x, std::type_identity_t<ArrayV
   detail::scan_forward(from_state, {.out = out, .final_state = state}, options, {});
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta

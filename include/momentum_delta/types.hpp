@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "momentum_delta/detail/eigen.hpp"
+#include "momentum_delta/detail/target.hpp"
 
 namespace momentum_delta {
 

@@ -32,6 +32,7 @@
 #include "momentum_delta/saved.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar, class Storage>
 class ChunkBackward {
@@ -433,4 +434,5 @@ class ChunkBackward {
   typename DecayMask<Scalar>::Gradients dmask;
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -26,6 +26,7 @@
 #include "momentum_delta/detail/head.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // One chunk's intermediates and the passes over them. Matrices of n tokens or K channels are padded to whole
 // tiles and panels: the rows and columns past n and K are 0, or are never read.
@@ -142,7 +143,7 @@ struct Chunk {
   void form_tiles(Index n, const Scalar* xT, const Scalar* a, Scalar a_sign, const Scalar* b, Scalar b_sign,
                   Scalar* tiles) const {
     constexpr int part = std::min(W, R);  // tokens that lie together in both layouts
-    using Part = Eigen::Array<Scalar, 1, part>;
+    using Part = detail::Lanes<Scalar, part>;
     for (Index t = 0; t < round_up(n, R); t += part) {
       Part a_t = Part::Zero(), b_t = Part::Zero();  // past n, where a tile is larger than a part
       if (t < n) {
@@ -288,4 +289,5 @@ class ChunkForward {
   Scalar *u_, *o_;  // C x W
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

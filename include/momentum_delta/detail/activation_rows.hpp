@@ -6,6 +6,7 @@
 #include "momentum_delta/detail/panel.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // Terms of log(1 + e) = 2 artanh(s) = 2 s (1 + s^2 / 3 + s^4 / 5 + ..) with s = e / (2 + e), which is at most
 // 1/3 for e in [0, 1]: what they leave out is below 9^-terms / (2 terms + 1) of the value.
@@ -44,4 +45,5 @@ auto sigmoid_of(const Array& x) {
   return (1 + (-x).min(end).exp()).inverse();
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -10,6 +10,7 @@
 #include "momentum_delta/types.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 #if defined(__GNUC__)
 
@@ -111,4 +112,5 @@ EIGEN_ALWAYS_INLINE void convert(const From* from, To* to, Index n) {
   }
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -9,6 +9,7 @@
 #include "momentum_delta/sequence.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // A gate's values over one sequence; an absent gate has its neutral value at every token.
 template <class Scalar>
@@ -167,4 +168,5 @@ struct StatePair {
   StateRows<Scalar> S, M;
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -6,6 +6,7 @@
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // Gradient rows of the tokens from `first` on; data null: not wanted.
 template <class Storage>
@@ -128,4 +129,5 @@ class GroupGradients {
   Scalar *dq_, *dk_, *dp_;  // tokens x K
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

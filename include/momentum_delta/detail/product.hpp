@@ -6,6 +6,7 @@
 #include "momentum_delta/executor.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // f(i) for each 0 <= i < count, in any order, through the executor if there is one.
 template <class F>
@@ -66,4 +67,5 @@ void product(Executor* executor, RowsMap<Scalar> to, const Factor<Scalar>& a, co
   });
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

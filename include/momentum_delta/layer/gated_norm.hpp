@@ -11,6 +11,7 @@
 #include "momentum_delta/normalize.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // 1 / sqrt(mean(o^2) + eps), without overflow of the squares: o is scaled by `scale` first.
 template <class Scalar, class Row>
@@ -61,4 +62,5 @@ void gated_norm_backward(const RowsMap<Scalar>& o, const RowsMap<Scalar>& g, std
   }
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

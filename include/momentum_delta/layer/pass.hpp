@@ -10,6 +10,7 @@
 #include "momentum_delta/normalize.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar>
 struct LayerPass {
@@ -357,4 +358,5 @@ struct LayerPass {
   }
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

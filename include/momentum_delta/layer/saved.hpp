@@ -54,8 +54,10 @@ struct LayerRows {
   GateView<Scalar> head_gate(Scalar* x, Index h) const { return {x + h, {1, n(), 1}, {n() * HV, HV, 1}}; }
 };
 
+inline namespace MOMENTUM_DELTA_TARGET {
 template <class Scalar>
 struct LayerPass;
+}  // namespace MOMENTUM_DELTA_TARGET
 
 }  // namespace detail
 

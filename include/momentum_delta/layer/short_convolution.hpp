@@ -12,6 +12,7 @@
 #include "momentum_delta/types.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // x and y: T x D. w: W x D.
 template <class Scalar>
@@ -58,4 +59,5 @@ void move_tail(const RowsMap<const Scalar>& x, RowsMap<Scalar> tail) {
   tail.bottomRows(moved) = x.bottomRows(moved);
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

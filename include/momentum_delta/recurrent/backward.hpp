@@ -17,6 +17,7 @@
 #include "momentum_delta/saved.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar, class Storage>
 class RecurrentBackward {
@@ -138,4 +139,5 @@ class RecurrentBackward {
   Eigen::Map<RowVector<Scalar>> do_, du_, q_, row_;
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

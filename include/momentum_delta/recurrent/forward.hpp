@@ -12,6 +12,7 @@
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar, class Storage = Scalar>
 class RecurrentForward {
@@ -88,4 +89,5 @@ class RecurrentForward {
   Scalar *u_, *o_;         // 1 x columns
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -23,6 +23,7 @@
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar, class Storage>
 class FusedForward {
@@ -193,4 +194,5 @@ class FusedForward {
   Scalar *v_, *o_;          // block x columns
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -11,6 +11,7 @@
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar, class Storage>
 class Step {
@@ -82,4 +83,5 @@ class Step {
   Scalar *q_, *p_, *kt_;  // 1 x K
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -21,6 +21,7 @@
 #include "momentum_delta/selective_scan/saved.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // Sums over the lanes of W rows, that of row i in lane i.
 template <class Scalar>
@@ -369,4 +370,5 @@ void scan_gradients(const ScanInputs<Scalar, Storage>& x, const ChunkStates<Scal
       });
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

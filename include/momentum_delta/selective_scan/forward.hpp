@@ -19,6 +19,7 @@
 #include "momentum_delta/selective_scan/saved.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar, class Storage>
 class ScanForward {
@@ -198,4 +199,5 @@ void scan_chunks(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scalar,
       });
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

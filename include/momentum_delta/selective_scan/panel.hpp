@@ -10,6 +10,7 @@
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // States that a loop over tokens takes together: enough to hide the latency of one, few enough to stay in
 // registers. Panels have a multiple of it; what is added decays by exp(0) = 1, and stays 0.
@@ -208,4 +209,5 @@ void run_scan(const ScanOptions& options, const MakeShared& make_shared, const M
   });
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -9,6 +9,7 @@
 #include "momentum_delta/selective_scan/check.hpp"
 
 namespace momentum_delta {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // A = -exp(A_log) <= 0 for every A_log; both [D, N]. A is assigned and may be exactly the view A_log. Throws
 // std::invalid_argument if a shape or stride does not fit or A shares memory with A_log otherwise.
@@ -76,4 +77,5 @@ void initialize_delta_bias(const ArrayView<Scalar, 1>& delta_bias, Uniform&& uni
     delta_bias.data[d] = softplus_inverse(std::exp(low + (high - low) * Scalar(uniform())));
 }
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta
