@@ -4,13 +4,25 @@
 
 #include <momentum_delta/momentum_delta.hpp>
 
-#define TEST_KERNELS(template_, S)                                                                          \
+#define TEST_RULE_KERNELS(template_, S)                                                                     \
   namespace momentum_delta {                                                                                \
   template_ void forward<S, S>(const Inputs<S, S>&, const Outputs<S, S>&, const Options&);                  \
   template_ void forward<S, S>(const Inputs<S, S>&, const Outputs<S, S>&, Saved<S>&, const Options&);       \
   template_ void backward<S, S>(const Inputs<S, S>&, const Saved<S>&, const OutputGradients<S, S>&,         \
                                 const InputGradients<S, S>&, const Options&);                               \
   template_ void step<S, S>(const Inputs<S, S>&, StateView<S>, StateView<S>, TokenView<S>, const Options&); \
+  }
+#define TEST_SCAN_KERNELS(template_, S)                                                                     \
+  namespace momentum_delta {                                                                                \
+  template_ void scan_forward<S, S>(const ScanInputs<S, S>&, const ScanOutputs<S, S>&, const ScanOptions&); \
+  template_ void scan_forward<S, S>(const ScanInputs<S, S>&, const ScanOutputs<S, S>&, ScanSaved<S>&,       \
+                                    const ScanOptions&);                                                    \
+  template_ void scan_backward<S, S>(const ScanInputs<S, S>&, const ScanSaved<S>&,                          \
+                                     const ScanOutputGradients<S, S>&, const ScanInputGradients<S, S>&,     \
+                                     const ScanOptions&);                                                   \
+  }
+#define TEST_LAYER_KERNELS(template_, S)                                                                    \
+  namespace momentum_delta {                                                                                \
   template_ void layer_forward<S>(const Layer<S>&, TokenView<const S>, TokenView<S>,                        \
                                   const LayerOptions<S>&);                                                  \
   template_ void layer_forward<S>(const Layer<S>&, TokenView<const S>, TokenView<S>, LayerSaved<S>&,        \
@@ -20,6 +32,10 @@
   template_ void layer_backward<S>(const Layer<S>&, TokenView<const S>, LayerSaved<S>&, TokenView<const S>, \
                                    const LayerGradients<S>&, const LayerOptions<S>&);                       \
   }
+#define TEST_KERNELS(template_, S) \
+  TEST_RULE_KERNELS(template_, S)  \
+  TEST_SCAN_KERNELS(template_, S)  \
+  TEST_LAYER_KERNELS(template_, S)
 
 TEST_KERNELS(extern template, float)
 TEST_KERNELS(extern template, double)
