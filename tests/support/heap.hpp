@@ -10,13 +10,7 @@
 
 #include <momentum_delta/types.hpp>  // clang's <mm_malloc.h> must declare posix_memalign before it is defined
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TEST_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define TEST_SANITIZER
-#endif
-#endif
+#include "sanitizer.hpp"
 
 namespace test {
 

@@ -1,0 +1,2 @@
+#include "calls_of.hpp"
+TEST_CALLS(float)

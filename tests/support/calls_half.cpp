@@ -1,0 +1,2 @@
+#include "calls_of.hpp"
+TEST_STORED_CALLS(float, Eigen::half)
