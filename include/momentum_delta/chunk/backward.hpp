@@ -201,6 +201,8 @@ class ChunkBackward {
         next.some();
       }
     }
+    for (Scalar* const xT : {dqT, dpT, dktT})  // channels of no tile
+      for (Index i = round_up(K, R); i < Kp; ++i) std::fill_n(xT + i * C, rows, Scalar(0));
     transpose(dqT, C, Kp, rows, dq, Kp);
     transpose(dpT, C, Kp, rows, dp, Kp);
     transpose(dktT, C, Kp, rows, dkt, Kp);

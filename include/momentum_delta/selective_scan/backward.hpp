@@ -253,7 +253,7 @@ template <class Scalar, class Storage>
 class ScanGroupSums {
  public:
   ScanGroupSums(Arena& arena, const ScanSizes& s)
-      : Np_(padded_states(s.N)), tile_(arena.take<Scalar>(Np_ * W)), row_(arena.take<Scalar>(Np_ + W)) {}
+      : Np_(padded_states(s.N)), tile_(arena.take<Scalar>(Np_ * W)), row_(arena.take<Scalar>(Np_)) {}
 
   // panel_sums: of the group's first panel, tokens [i, i + n) of the stretch; to(k): row of token i + k.
   template <class To>
@@ -261,14 +261,16 @@ class ScanGroupSums {
                   const To& to, bool add) {
     for (Index state = 0; state < N; ++state) {
       Row<Scalar> sum = Row<Scalar>::Zero();
-      for (Index p = 0; p < panels; ++p) sum += aligned_row(panel_sums + (p * Np_ + state) * tokens + i);
+      for (Index p = 0; p < panels; ++p)
+        sum += load_row<Scalar>(panel_sums + (p * Np_ + state) * tokens + i, n);
       aligned_row(tile_ + state * W) = sum;
     }
     for (Index k = 0; k < n; ++k) {
       for (Index state = 0; state < N; ++state) row_[state] = tile_[state * W + k];
-      for (Index state = 0; state < N; state += W)
-        put_row<Storage, Scalar>(aligned_row(row_ + state), to(k) + state, std::min<Index>(W, N - state),
-                                 add);
+      for (Index state = 0; state < N; state += W) {
+        const Index width = std::min<Index>(W, N - state);
+        put_row<Storage, Scalar>(load_row<Scalar>(row_ + state, width), to(k) + state, width, add);
+      }
     }
   }
 
@@ -276,7 +278,7 @@ class ScanGroupSums {
   static constexpr Index W = panel_width<Scalar>;
   Index Np_;
   Scalar* tile_;  // Np x W
-  Scalar* row_;   // Np, and W more that a whole row may read
+  Scalar* row_;   // Np
 };
 
 template <class Scalar, class Storage>

@@ -32,7 +32,7 @@ struct ScanInputs {
 
   ArrayView<const Storage, 3> u{};      // [B, T, D]
   ArrayView<const Storage, 3> delta{};  // [B, T, D] finite; a step length before bias and softplus
-  ArrayView<const Scalar, 2> A{};       // [D, N] in [-inf, 0]; -inf counts as the lowest finite number
+  ArrayView<const Scalar, 2> A{};       // [D, N] in [-inf, 0]; -inf counts as finite: see decay_rate()
   TokenView<const Storage> B{};         // [B, T, G, N]; G divides D
   TokenView<const Storage> C{};         // [B, T, G, N]
 
