@@ -113,6 +113,61 @@ TEST_CASE("memory") {
       [](Call& c) { c.out.final_S.stride[2] = 4; });
 }
 
+TEST_CASE("sizes whose products 64 bits cannot count") {
+  using momentum_delta::TokenView;
+  constexpr Index large = Index(1) << 40;
+  refused(
+      "q has shape [2, 1099511627776, 1048576, 3] and strides [3458764513820540928, 3145728, 3, 1]: more "
+      "bytes "
+      "than can be addressed",
+      [](Call& c) {
+        c.in.q = TokenView<const float>(c.in.q.data, {2, large, Index(1) << 20, 3});
+      });
+  refused(
+      "q has shape [2, 1099511627776, 1099511627776, 3] and strides [9223372036854775807, 3298534883328, 3, "
+      "1]: more bytes than can be addressed",
+      [](Call& c) {
+        c.in.q = TokenView<const float>(c.in.q.data, {2, large, large, 3});
+      });
+  refused(
+      "beta has shape [2, 6, 4] and strides [24, 4611686018427387904, 1]: more bytes than can be addressed",
+      [](Call& c) { c.in.beta.stride[1] = Index(1) << 62; });
+  refused(
+      "o has shape [2, 6, 4, 5] and strides [120, 20, 2305843009213693951, 1]: more bytes than can be "
+      "addressed",
+      [](Call& c) { c.out.o.stride[2] = (Index(1) << 61) - 1; });
+
+  // No token, so no memory; but the kernels' states would have K V elements.
+  refused("states of [N, HV, K, V] = [1, 1, 4294967296, 4294967296] are more elements than can be addressed",
+          [](Call& c) {
+            const std::array<Index, 4> shape{1, 0, 1, Index(1) << 32};
+            const TokenView<const float> none(c.in.q.data, shape);
+            c.in = {.q = none, .k = none, .v = none};
+            c.out = {.o = {c.out.o.data, shape}};
+          });
+  refused("tokens of [B, T] = [1099511627776, 1099511627776] are more elements than can be addressed",
+          [](Call& c) {
+            const std::array<Index, 4> shape{large, large, 0, 3};
+            const TokenView<const float> none(c.in.q.data, shape, {0, 0, 0, 1});
+            c.in = {.q = none, .k = none, .v = none};
+            c.out = {.o = {c.out.o.data, shape, {0, 0, 0, 1}}};
+          });
+  // The same token again and again is little memory; a chunk of them all is not.
+  Call call;
+  const TokenView<const float> one(call.in.q.data, {1, large, 1, 1}, {0, 0, 0, 1});
+  try {
+    momentum_delta::forward(Inputs<float>{.q = one, .k = one, .v = one},
+                            {.o = {call.out.o.data, {1, large, 1, 1}}},
+                            {.algorithm = Algorithm::chunk, .chunk_size = large});
+    FAIL("accepted");
+  } catch (const std::invalid_argument& e) {
+    CHECK(
+        std::string(e.what()) ==
+        "momentum_delta::forward: a chunk of [tokens, tokens or K or V] = [1099511627776, 1099511627776] are "
+        "more elements than can be addressed");
+  }
+}
+
 TEST_CASE("gates") {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
   const auto at = [](Array<float> Problem<float>::*gate, float value) {

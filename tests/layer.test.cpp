@@ -445,6 +445,11 @@ TEST_CASE("the layer refuses what it cannot use, names it, and writes nothing") 
     w.config = good;
   };
   configured([](LayerConfig& c) { c.hidden_size = 0; }, "config.hidden_size = 0 is not > 0 and finite");
+  configured([](LayerConfig& c) { c.hidden_size = Index(1) << 60; }, "more elements than can be addressed");
+  configured([](LayerConfig& c) { c.head_dim = c.head_v_dim = Index(1) << 32; },
+             "more elements than can be addressed");
+  refused([&] { LayerCache<double> unusable(config, Index(1) << 60); },
+          "more elements than can be addressed");
   configured([](LayerConfig& c) { c.num_heads = -1; }, "config.num_heads = -1 is not > 0");
   configured([](LayerConfig& c) { c.num_v_heads = 3; },
              "config.num_v_heads = 3 is no multiple of config.num_heads = 2");

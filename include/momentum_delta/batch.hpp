@@ -148,9 +148,14 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
 template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              Saved<Scalar>& saved, const Options& options = {}) {
-  detail::check_forward(detail::Check("forward"), x, y, options);
+  const detail::Check check("forward");
+  detail::check_forward(check, x, y, options);
   constexpr auto purpose = detail::Purpose::training;
-  detail::Record<Scalar>::begin(saved, x, detail::choose_chunk_size(options, detail::sizes_of(x), purpose));
+  const detail::Sizes s = detail::sizes_of(x);
+  const Index chunk_size = detail::choose_chunk_size(options, s, purpose);
+  check.countable("saved states of [chunks, HV, K, V]",
+                  std::array{s.N + s.B * s.T / chunk_size, s.HV, s.K, s.V});
+  detail::Record<Scalar>::begin(saved, x, chunk_size);
   detail::forward(x, y, options, purpose, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
     return detail::Record<Scalar>{saved, n, h, tokens};
   });
@@ -178,6 +183,8 @@ void backward(const Inputs<Scalar, Storage>& x, const Saved<Scalar>& saved,
   if (options.chunk_size && choose_chunk_size(options, s, Purpose::training) != saved.chunk_size())
     check.fail("options.chunk_size = ", *options.chunk_size, ", but saved was made with ",
                saved.chunk_size());
+  if (options.algorithm != Algorithm::recurrent) check_chunk(check, s, saved.chunk_size());
+  check.countable("gradients of [T, K or V]", std::array{s.longest, std::max(s.K, s.V)});
 
   // A task is a group of value heads that share a query and key, whose gradients are sums over the group.
   const Index group = s.HK == 0 ? 0 : s.HV / s.HK;

@@ -46,10 +46,22 @@ class Check {
     }
     if (Rank == 4 && x.shape[Rank - 1] > 1 && x.stride[Rank - 1] != 1)
       fail(name, " has strides ", text(x.stride), ": the last one must be 1");
+    if (!addressable(x))
+      fail(name, " has shape ", text(x.shape), " and strides ", text(x.stride),
+           ": more bytes than can be addressed");
     if (size > 0 && x.data == nullptr) fail(name, " has shape ", text(x.shape), " but its data is null");
     if (!std::is_const_v<Scalar> && !distinct_elements(x))
       fail(name, " has shape ", text(x.shape), " and strides ", text(x.stride),
            ": in an output each stride must step over all that smaller strides reach");
+  }
+
+  // Throws unless so many elements, and what kernels hold beside them, can be counted in bytes: there may
+  // be no view of them whose memory shows it, as there is none of a state without tokens.
+  template <std::size_t Rank>
+  void countable(const char* meaning, const std::array<Index, Rank>& sizes) const {
+    Index left = Index(1) << 46;
+    for (const Index size : sizes) left /= std::max<Index>(size, 1);
+    if (left == 0) fail(meaning, " = ", text(sizes), " are more elements than can be addressed");
   }
 
   // Throws unless the state is absent or of shape [N, HV, K, V].
@@ -169,6 +181,12 @@ inline bool groups_evenly(Index HV, Index HK) {
   return HK == 0 ? HV == 0 : HV > 0 && HV % HK == 0;
 }
 
+// What a chunk of up to chunk_size tokens takes.
+inline void check_chunk(const Check& check, const Sizes& s, Index chunk_size) {
+  const Index C = std::min(chunk_size, s.longest);
+  check.countable("a chunk of [tokens, tokens or K or V]", std::array{C, std::max({C, s.K, s.V})});
+}
+
 // What every call asks of its inputs and options.
 template <class Scalar, class Storage>
 void check_inputs(const Check& check, const Inputs<Scalar, Storage>& x, const Options& options) {
@@ -187,6 +205,9 @@ void check_inputs(const Check& check, const Inputs<Scalar, Storage>& x, const Op
       check.view("p", x.p, {s.B, s.T, s.HV, s.K}, "[B, T, HK or HV, K] of q and v");
   }
 
+  check.countable("tokens of [B, T]", std::array{s.B, s.T});
+  check.countable("states of [N, HV, K, V]", std::array{s.N, s.HV, s.K, s.V});
+
   using Range = Check::Range;
   const Range log_gate = options.allow_positive_log_gates ? Range::signed_log_gate : Range::log_gate;
   check.gate("log_alpha", x.log_alpha, {s.B, s.T, s.HV}, log_gate);
@@ -200,6 +221,7 @@ void check_inputs(const Check& check, const Inputs<Scalar, Storage>& x, const Op
   if (options.chunk_size && *options.chunk_size < 1)
     check.fail("options.chunk_size = ", *options.chunk_size, " is less than 1");
   if (!x.cu_seqlens.empty()) check.cu_seqlens(x.cu_seqlens, s.B, s.T);
+  if (options.algorithm == Algorithm::chunk) check_chunk(check, s, options.chunk_size.value_or(1));
   check.state("initial_S", x.initial_S, s);
   check.state("initial_M", x.initial_M, s);
 }

@@ -63,6 +63,8 @@ LayerPass<Scalar> check_layer(const Check& check, const Layer<Scalar>& layer,
   check_weights(check, c, layer.weights);
   if (x.absent()) check.fail("x is missing; its shape is [B, T, 1, hidden]");
   const Index B = x.shape[0], T = x.shape[1];
+  check.countable("activations of [B, T, heads, head_dim or head_v_dim]",
+                  std::array{B, T, c.value_heads(), std::max(c.head_dim, c.head_v_dim)});
   check.view("x", x, {B, T, 1, c.hidden_size}, "[B, T, 1, hidden]");
   if (!cu_seqlens.empty()) check.cu_seqlens(cu_seqlens, B, T);
   const auto together = [&](const auto& view) {

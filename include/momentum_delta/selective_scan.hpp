@@ -44,7 +44,11 @@ template <class Scalar, class Storage>
 void scan_forward(const ScanInputs<Scalar, Storage>& x,
                   const std::type_identity_t<ScanOutputs<Scalar, Storage>>& y,
                   const ScanOptions& options = {}) {
-  detail::check_scan_forward(detail::Check("scan_forward"), x, y, options);
+  const detail::Check check("scan_forward");
+  detail::check_scan_forward(check, x, y, options);
+  const detail::ScanSizes s = detail::sizes_of(x);
+  if (options.algorithm == Algorithm::chunk)
+    detail::check_scan_chunks(check, s, detail::choose_chunk_size(options, s));
   detail::scan_forward(x, y, options, {});
 }
 
@@ -53,9 +57,11 @@ template <class Scalar, class Storage>
 void scan_forward(const ScanInputs<Scalar, Storage>& x,
                   const std::type_identity_t<ScanOutputs<Scalar, Storage>>& y, ScanSaved<Scalar>& saved,
                   const ScanOptions& options = {}) {
-  detail::check_scan_forward(detail::Check("scan_forward"), x, y, options);
+  const detail::Check check("scan_forward");
+  detail::check_scan_forward(check, x, y, options);
   const detail::ScanSizes s = detail::sizes_of(x);
   const Index chunk_size = detail::choose_chunk_size(options, s);
+  detail::check_scan_chunks(check, s, chunk_size);
   detail::scan_forward(x, y, options, detail::ScanRecord<Scalar>::begin(saved, s, chunk_size));
   detail::ScanRecord<Scalar>::finish(saved, chunk_size);
 }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -30,12 +31,17 @@ struct StridedView {
   constexpr StridedView() = default;
   constexpr StridedView(Scalar* memory, std::array<Index, Rank> sizes, std::array<Index, Rank> strides)
       : data(memory), shape(sizes), stride(strides) {}
-  // Contiguous, last dimension fastest.
+  // Contiguous, last dimension fastest. A stride that would overflow is the largest there is, which every
+  // call refuses.
   constexpr StridedView(Scalar* memory, std::array<Index, Rank> sizes) : data(memory), shape(sizes) {
+    constexpr Index most = std::numeric_limits<Index>::max();
     Index step = 1;
     for (std::size_t d = Rank; d-- > 0;) {
       stride[d] = step;
-      step *= shape[d];
+      if (shape[d] <= 0)
+        step = 0;
+      else
+        step = step > most / shape[d] ? most : step * shape[d];
     }
   }
 

@@ -148,6 +148,23 @@ TEST_CASE("shapes and memory") {
   refused("options.chunk_size = 0 is less than 1", [](Call& c) { c.options.chunk_size = 0; });
 }
 
+TEST_CASE("sizes whose products 64 bits cannot count") {
+  constexpr Index large = Index(1) << 32;
+  refused("A has shape [4, 3] and strides [3074457345618258602, 1]: more bytes than can be addressed",
+          [](Call& c) { c.in.A.stride[0] = std::numeric_limits<Index>::max() / 3; });
+  refused("states of [B, D, N] = [1, 4294967296, 4294967296] are more elements than can be addressed",
+          [](Call& c) {
+            const ArrayView<const float, 3> none(c.in.u.data, {1, 0, large});
+            const TokenView<const float> no_groups(c.in.B.data, {1, 0, 1, large});
+            c.in = {.u = none,
+                    .delta = none,
+                    .A = {c.in.A.data, {large, large}, {0, 1}},
+                    .B = no_groups,
+                    .C = no_groups};
+            c.out = {.out = {c.out.out.data, {1, 0, large}}};
+          });
+}
+
 TEST_CASE("values") {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
   const auto A = [](float value) { return [=](Call& c) { c.x.A.values[7] = value; }; };

@@ -17,6 +17,8 @@ struct LayerCache {
     const detail::Check check("LayerCache");
     detail::check_config(check, config);
     if (sequences < 0) check.fail("sequences = ", sequences, " is negative");
+    check.countable("states of [N, HV, K, V]",
+                    std::array{sequences, config.value_heads(), config.head_dim, config.head_v_dim});
     const Sizes sizes(config, sequences);
     state_shape = sizes.state_shape;
     S_values.resize(sizes.state);

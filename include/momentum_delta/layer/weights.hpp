@@ -153,6 +153,10 @@ inline void check_config(const Check& check, const LayerConfig& c) {
   positive("norm_eps", c.norm_eps);
   if (c.num_v_heads < 0 || c.value_heads() % c.num_heads != 0)
     check.fail("config.num_v_heads = ", c.num_v_heads, " is no multiple of config.num_heads = ", c.num_heads);
+  const Index HV = c.value_heads(),
+              largest = std::max({c.hidden_size, c.conv_size, c.head_dim, c.head_v_dim});
+  check.countable("config: [heads, head_dim, the largest size]", std::array{HV, c.head_dim, largest});
+  check.countable("config: [heads, head_v_dim, the largest size]", std::array{HV, c.head_v_dim, largest});
 }
 
 template <class Scalar>

@@ -70,6 +70,12 @@ void check_steps(const Check& check, const ScanInputs<Scalar, Storage>& x, const
   }
 }
 
+// What the states at chunk boundaries and a chunk take.
+inline void check_scan_chunks(const Check& check, const ScanSizes& s, Index chunk_size) {
+  check.countable("states of [chunks, B, D, N]", std::array{s.T / chunk_size + 1, s.B, s.D, s.N});
+  check.countable("a chunk of [tokens, N]", std::array{std::min(chunk_size, s.T), s.N});
+}
+
 template <class Scalar, class Storage>
 void check_scan_inputs(const Check& check, const ScanInputs<Scalar, Storage>& x, const ScanOptions& options) {
   if (x.u.absent()) check.fail("u is missing; its shape is [B, T, D]");
@@ -90,6 +96,7 @@ void check_scan_inputs(const Check& check, const ScanInputs<Scalar, Storage>& x,
     check_array(check, "initial_state", x.initial_state, {s.B, s.D, s.N}, "[B, D, N] of u and A");
   if (options.chunk_size && *options.chunk_size < 1)
     check.fail("options.chunk_size = ", *options.chunk_size, " is less than 1");
+  check.countable("states of [B, D, N]", std::array{s.B, s.D, s.N});
 
   for (Index d = 0; d < s.D; ++d) {
     if (!x.delta_bias.absent() && !is_finite(x.delta_bias.data[d]))
