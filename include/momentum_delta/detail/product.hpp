@@ -33,7 +33,8 @@ struct Factor {
  private:
   Factor part(Index begin, Index count, bool of_stored_rows) const {
     const Index stride = stored.outerStride();
-    const Scalar* const from = stored.data() + begin * (of_stored_rows ? stride : 1);
+    const bool none = stored.size() == 0;  // and perhaps no memory to step over
+    const Scalar* const from = stored.data() + (none ? 0 : begin * (of_stored_rows ? stride : 1));
     return {{from, of_stored_rows ? count : stored.rows(), of_stored_rows ? stored.cols() : count,
              Eigen::OuterStride<>(stride)},
             transposed};
@@ -49,6 +50,7 @@ template <class Scalar>
 void product(Executor* executor, RowsMap<Scalar> to, const Factor<Scalar>& a, const Factor<Scalar>& b,
              bool add = false) {
   constexpr Index block = 128;
+  if (to.size() == 0) return;
   const bool by_rows = to.rows() >= to.cols();
   const Index size = by_rows ? to.rows() : to.cols(), stride = to.outerStride();
   for_each_index(executor, (size + block - 1) / block, [&](Index i) {

@@ -313,10 +313,12 @@ struct LayerPass {
                channels)
         .transpose();
   }
-  // `count` rows from `row` on, the given channels, of a matrix `width` wide.
+  // `count` rows from `row` on, the given channels, of a matrix `width` wide. Without rows there may be no
+  // memory to step over.
   template <class S>
   static RowsMap<S> part(S* x, Index width, Index row, Index count, Index channel, Index channels) {
-    return {x + row * width + channel, count, channels, Eigen::OuterStride<>(width)};
+    S* const from = count == 0 ? x : x + row * width + channel;
+    return {from, count, channels, Eigen::OuterStride<>(width)};
   }
 
   void convolve(const Scalar* x, const Scalar* tail, std::span<const Scalar> w, Scalar* y,

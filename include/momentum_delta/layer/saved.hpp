@@ -46,12 +46,18 @@ struct LayerRows {
   TokenView<Scalar> tokens(Scalar* x, Index H, Index D) const { return {x, {B, T, H, D}}; }
   // One head of a [n, H, D]: n x D, and the same as a view.
   RowsMap<Scalar> head(Scalar* x, Index H, Index D, Index h) const {
-    return {x + h * D, n(), D, Eigen::OuterStride<>(H * D)};
+    return {from(x, h * D), n(), D, Eigen::OuterStride<>(H * D)};
   }
   TokenView<Scalar> head_tokens(Scalar* x, Index h) const {
-    return {x + h * K, {1, n(), 1, K}, {n() * HV * K, HV * K, K, 1}};
+    return {from(x, h * K), {1, n(), 1, K}, {n() * HV * K, HV * K, K, 1}};
   }
-  GateView<Scalar> head_gate(Scalar* x, Index h) const { return {x + h, {1, n(), 1}, {n() * HV, HV, 1}}; }
+  GateView<Scalar> head_gate(Scalar* x, Index h) const {
+    return {from(x, h), {1, n(), 1}, {n() * HV, HV, 1}};
+  }
+
+ private:
+  // Without tokens there may be no memory to step over.
+  Scalar* from(Scalar* x, Index offset) const { return n() == 0 ? x : x + offset; }
 };
 
 inline namespace MOMENTUM_DELTA_TARGET {
