@@ -59,9 +59,9 @@ class Check {
   // be no view of them whose memory shows it, as there is none of a state without tokens.
   template <std::size_t Rank>
   void countable(const char* meaning, const std::array<Index, Rank>& sizes) const {
-    Index left = Index(1) << 46;
-    for (const Index size : sizes) left /= std::max<Index>(size, 1);
-    if (left == 0) fail(meaning, " = ", text(sizes), " are more elements than can be addressed");
+    double elements = 1;
+    for (const Index size : sizes) elements *= double(std::max<Index>(size, 1));
+    if (elements > 0x1p46) fail(meaning, " = ", text(sizes), " are more elements than can be addressed");
   }
 
   // Throws unless the state is absent or of shape [N, HV, K, V].

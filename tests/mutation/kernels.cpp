@@ -1,4 +1,4 @@
-// The kernels of a mutant, for float: RULE, SCAN, LAYER choose which.
+// The kernels of a mutant: RULE, SCAN, LAYER choose those of float, SCAN_DOUBLE those of double.
 #include "../support/kernels.hpp"
 
 #ifdef RULE
@@ -6,6 +6,9 @@ TEST_RULE_KERNELS(template, float)
 #endif
 #ifdef SCAN
 TEST_SCAN_KERNELS(template, float)
+#endif
+#ifdef SCAN_DOUBLE
+TEST_SCAN_KERNELS(template, double)
 #endif
 #ifdef LAYER
 TEST_LAYER_KERNELS(template, float)

@@ -43,6 +43,9 @@ function operand_start(s, i,   c, depth) {
   return i
 }
 
+/^class Fetch/ { skip = 1 }  # prefetches change no result
+skip { if (/^};/) skip = 0; next }
+
 {
   code = $0
   comment = index(code, "//")

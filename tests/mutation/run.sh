@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Changes one term of the kernels at a time and shows that a test fails for each: tests/mutation/run.sh [jobs [header ..]]
+# Changes one term of the kernels at a time and shows that a test fails for each: tests/mutation/run.sh [jobs [header[:line] ..]]
 # Needs g++ (or CXX), Eigen, Catch2 and nlohmann_json where INCLUDES (default -isystem /usr/include/eigen3) finds
 # them; LIBS: what else to link, for Catch2 3 "-lCatch2Main -lCatch2".
 # Prints the survivors and the score; fails if a mutant survives that survivors.txt gives no reason for.
@@ -14,14 +14,14 @@ export root here work
 echo "-std=c++20 -O1 ${INCLUDES:--isystem /usr/include/eigen3} '-DTEST_DATA_DIR=\"$root/tests/data\"'" > "$work/flags"
 export compile="${CXX:-g++} @$work/flags"
 
-# header: what of it is compiled anew for a mutant, kernels (see kernels.cpp) or tests
-all="decay_mask:RULE+SCAN recurrent/forward:sweep recurrent/fused:RULE recurrent/step:RULE recurrent/backward:RULE
+# header: what is compiled anew for its mutants, kernels (see kernels.cpp) and tests
+all="decay_mask:RULE+SCAN+SCAN_DOUBLE+decay_mask+activations recurrent/forward:sweep recurrent/fused:RULE recurrent/step:RULE recurrent/backward:RULE
   chunk/forward:RULE chunk/backward:RULE saved:RULE detail/head:RULE detail/head_gradients:RULE detail/panel:RULE+SCAN
   selective_scan/panel:SCAN selective_scan/forward:SCAN selective_scan/backward:SCAN
   layer/gated_norm:LAYER layer/short_convolution:LAYER layer/pass:LAYER
-  activations:activations detail/activation_rows:activations gates:gates normalize:normalize"
-tests="golden batch backward properties threads sweep selective_scan/forward selective_scan/backward layer gates normalize
-  activations"
+  activations:activations detail/activation_rows:SCAN+LAYER+activations gates:gates normalize:normalize"
+tests="golden decay_mask batch backward properties threads sweep poison selective_scan/forward selective_scan/backward
+  selective_scan/call layer gates normalize activations"
 
 object() { echo "$work/${1//\//_}.o"; }
 export -f object
@@ -32,22 +32,25 @@ export -f object
   for scalar in float double; do
     echo "$compile -I include -c tests/support/kernels_$scalar.cpp -o $work/kernels_$scalar.o"
   done
+  for calls in calls calls_float calls_double calls_half calls_bfloat16; do
+    echo "$compile -I include -c tests/support/$calls.cpp -o $work/$calls.o"
+  done
   for test in $tests; do echo "$compile -I include -c tests/$test.test.cpp -o $(object "$test")"; done
 } | xargs -P "$jobs" -d '\n' -I{} bash -c '{}'
 for test in $tests; do objects+=" $(object "$test")"; done
 export objects
 link() { # program, and the objects of a mutant: of equal functions the linker keeps the first
-  ${CXX:-g++} -pthread -o "$1" "$work/main.o" "${@:2}" "$work/kernels_float.o" "$work/kernels_double.o" ${LIBS:-}
+  ${CXX:-g++} -pthread -o "$1" "$work/main.o" "${@:2}" "$work"/kernels_{float,double}.o "$work"/calls*.o ${LIBS:-}
 }
 export -f link
 link "$work/tests" $objects
-"$work/tests" '~* - double' > "$work/log" || { cat "$work/log"; exit 1; }
+"$work/tests" > "$work/log" || { cat "$work/log"; exit 1; }
 
 for entry in $all; do
-  header=${entry%:*} units=${entry#*:}
-  if (($# > 0)) && [[ " $* " != *" $header "* ]]; then continue; fi
+  header=${entry%:*}
   awk -f "$here/mutants.awk" "include/momentum_delta/$header.hpp" |
-    awk -v OFS='\t' -v header="$header" -v units="$units" '{ print header, units, $0 }'
+    awk -v OFS='\t' -v header="$header" -v units="${entry#*:}" -v wanted=" $* " '
+      wanted ~ /^ *$/ || index(wanted, " " header " ") || index(wanted, " " header ":" $1 " ") { print header, units, $0 }'
 done > "$work/mutants"
 echo "$(wc -l < "$work/mutants") mutants"
 
@@ -57,23 +60,23 @@ mutant() { # number
   mkdir -p "$dir/momentum_delta/$(dirname "$header")"
   awk -v line="$line" -v text="${text//\\/\\\\}" 'NR == line { print text; next } { print }' \
     "$root/include/momentum_delta/$header.hpp" > "$dir/momentum_delta/$header.hpp"
-  local result=killed
-  case $units in
-    *RULE* | *SCAN* | *LAYER*)
-      new=("$dir/kernels.o")
-      $compile -D${units//+/ -D} -I "$dir" -I "$root/include" -c "$here/kernels.cpp" -o "$dir/kernels.o" 2> /dev/null ||
-        result=stillborn
-      ;;
-    *)
-      new=("$dir/test.o")
-      rest=${rest/$(object "$units")/}
-      $compile -I "$dir" -I "$root/include" -c "$root/tests/$units.test.cpp" -o "$dir/test.o" 2> /dev/null ||
-        result=stillborn
-      ;;
-  esac
+  local result=killed unit defines=()
+  for unit in ${units//+/ }; do
+    if [[ $unit == [A-Z]* ]]; then defines+=("-D$unit"); continue; fi
+    rest=${rest/$(object "$unit")/}
+    new+=("$dir/${unit//\//_}.o")
+    $compile -I "$dir" -I "$root/include" -c "$root/tests/$unit.test.cpp" -o "${new[-1]}" || result=stillborn
+  done
+  if ((${#defines[@]} > 0)); then
+    new+=("$dir/kernels.o")
+    $compile "${defines[@]}" -I "$dir" -I "$root/include" -c "$here/kernels.cpp" -o "${new[-1]}" || result=stillborn
+  fi
   if [[ $result != stillborn ]]; then
-    link "$dir/tests" "${new[@]}" $rest
-    timeout 60 "$dir/tests" --abort '~* - double' > /dev/null 2>&1 && result=survived
+    if ! link "$dir/tests" "${new[@]}" $rest; then
+      result=stillborn
+    elif timeout 120 "$dir/tests" --abort > /dev/null; then
+      result=survived
+    fi
   fi
   rm -rf "$dir"
   printf '%s\t%s\t%s\t%s\t%s\n' "$result" "$header" "$line" "$what" "$(sed "${line}!d; s/^ *//" "$root/include/momentum_delta/$header.hpp")"

@@ -8,18 +8,14 @@
 
 namespace momentum_delta::detail {
 
-// Can an Index count the bytes from the first element to past the last? Sizes and strides >= 0. Nothing below
-// overflows then.
+// Can an Index count the bytes from the first element to past the last, with room to spare? Sizes and strides
+// >= 0. Nothing below overflows then. (In double, which rounds but does not overflow, and does not divide.)
 template <class Scalar, std::size_t Rank>
 bool addressable(const StridedView<Scalar, Rank>& view) {
   if (view.empty()) return true;
-  Index left = std::numeric_limits<Index>::max() / Index(sizeof(Scalar)) - 1;  // elements after the first
-  for (std::size_t d = 0; d < Rank; ++d) {
-    if (view.shape[d] == 1 || view.stride[d] == 0) continue;
-    if (view.shape[d] - 1 > left / view.stride[d]) return false;
-    left -= (view.shape[d] - 1) * view.stride[d];
-  }
-  return true;
+  double elements = 1;
+  for (std::size_t d = 0; d < Rank; ++d) elements += double(view.shape[d] - 1) * double(view.stride[d]);
+  return elements * double(sizeof(Scalar)) < 0x1p62;
 }
 
 // Runs of `run` contiguous bytes; level d repeats what is below it `count[d]` times, `stride[d]` bytes apart.
