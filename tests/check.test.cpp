@@ -234,6 +234,9 @@ TEST_CASE("offsets of packed sequences") {
   refused("cu_seqlens[0] = 1 is not 0", with({1, 6}));
   refused("cu_seqlens[2] = 2 is less than cu_seqlens[1] = 3", with({0, 3, 2, 6}));
   refused("cu_seqlens[1] = 7 is more than T = 6", with({0, 7}));
+  constexpr Index least = std::numeric_limits<Index>::min(), most = std::numeric_limits<Index>::max();
+  refused("cu_seqlens[0] = " + std::to_string(least) + " is not 0", with({least, most, 6}));
+  refused("cu_seqlens[1] = " + std::to_string(most) + " is more than T = 6", with({0, most, least, 6}));
   refused("cu_seqlens[1] = 5 is less than T = 6: the last tokens belong to no sequence", with({0, 5}));
   refused("initial_S has shape [2, 4, 3, 5], not [N, HV, K, V] = [3, 4, 3, 5]", with({0, 2, 4, 6}));
   Call call;

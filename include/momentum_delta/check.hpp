@@ -192,8 +192,10 @@ template <class Scalar, class Storage>
 void check_inputs(const Check& check, const Inputs<Scalar, Storage>& x, const Options& options) {
   if (x.q.absent()) check.fail("q is missing; its shape is [B, T, HK, K]");
   if (x.v.absent()) check.fail("v is missing; its shape is [B, T, HV, V]");
-  const Sizes s = sizes_of(x);
   check.memory("q", x.q);
+  if (!x.cu_seqlens.empty())  // before their differences are taken
+    check.cu_seqlens(x.cu_seqlens, x.q.shape[0], x.q.shape[1]);
+  const Sizes s = sizes_of(x);
   check.view("k", x.k, {s.B, s.T, s.HK, s.K}, "[B, T, HK, K] of q");
   check.view("v", x.v, {s.B, s.T, s.HV, s.V}, "[B, T, HV, V] with B, T of q");
   if (!groups_evenly(s.HV, s.HK))
@@ -220,7 +222,6 @@ void check_inputs(const Check& check, const Inputs<Scalar, Storage>& x, const Op
     check.fail("scale = ", *x.scale, " is not finite");
   if (options.chunk_size && *options.chunk_size < 1)
     check.fail("options.chunk_size = ", *options.chunk_size, " is less than 1");
-  if (!x.cu_seqlens.empty()) check.cu_seqlens(x.cu_seqlens, s.B, s.T);
   if (options.algorithm == Algorithm::chunk) check_chunk(check, s, options.chunk_size.value_or(1));
   check.state("initial_S", x.initial_S, s);
   check.state("initial_M", x.initial_M, s);

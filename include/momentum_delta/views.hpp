@@ -114,11 +114,12 @@ struct TokenView : StridedView<Scalar, 4> {
   template <detail::EigenDense Argument>
   TokenView(Argument&& m) : TokenView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {}
 
-  // Tokens [t, t + count) of one head: count x D.
+  // Tokens [t, t + count) of one head: count x D. Without elements every row is where the data is, null too.
   detail::RowsMap<Scalar> rows(Index b, Index h, Index t, Index count) const {
     const auto& s = this->stride;
-    const Index offset = this->empty() ? 0 : b * s[0] + t * s[1] + h * s[2];
-    return {this->data + offset, count, this->shape[3], Eigen::OuterStride<>(s[1])};
+    const bool none = this->empty();
+    const Index offset = none ? 0 : b * s[0] + t * s[1] + h * s[2];
+    return {this->data + offset, count, this->shape[3], Eigen::OuterStride<>(none ? 0 : s[1])};
   }
 
  private:
@@ -168,8 +169,9 @@ struct StateView : StridedView<Scalar, 4> {
   // One head's state: K x V.
   detail::RowsMap<Scalar> matrix(Index n, Index h) const {
     const auto& s = this->stride;
-    const Index offset = this->empty() ? 0 : n * s[0] + h * s[1];
-    return {this->data + offset, this->shape[2], this->shape[3], Eigen::OuterStride<>(s[2])};
+    const bool none = this->empty();
+    const Index offset = none ? 0 : n * s[0] + h * s[1];
+    return {this->data + offset, this->shape[2], this->shape[3], Eigen::OuterStride<>(none ? 0 : s[2])};
   }
 
  private:

@@ -124,13 +124,14 @@ class ChunkBackward {
   ConstState first_state(const Recorded<Scalar>& saved, Index checkpoint) const {
     const State own = state(0);
     const Scalar* in_place = nullptr;
+    const bool as_saved = K == Kp && V % W == 0 && V > 0;
     saved.state(checkpoint, [&](Index column, Index width, const Scalar* S, const Scalar* M) {
       if (column == 0) in_place = S;
-      if (K == Kp && V % W == 0) return;
+      if (as_saved) return;
       load_rows(Rows{S, width}, 0, K, 0, width, Kp, own.S(column / W));
       load_rows(Rows{M, width}, 0, K, 0, width, Kp, own.M(column / W));
     });
-    return {K == Kp && V % W == 0 ? in_place : own.data, Kp * W};
+    return {as_saved ? in_place : own.data, Kp * W};
   }
 
   // What the forward pass had of the tokens [t0, t0 + n), up to u.
