@@ -68,12 +68,11 @@ void save_checkpoint(const std::string& path, Model<Scalar>& model, AdamW<Scalar
 }
 
 // Assigns model, optimizer and state: state.curves have the names, and state.settings are those, of the run
-// that was saved. Throws std::runtime_error, before anything is assigned, if the file cannot be read or does
-// not fit, naming everything that is missing or different.
+// that was saved. Throws std::runtime_error, before anything is assigned, if the file does not fit, naming
+// everything that is missing or different.
 template <class Scalar>
-void load_checkpoint(const std::string& path, Model<Scalar>& model, AdamW<Scalar>& optimizer,
+void load_checkpoint(const safetensors::File& file, Model<Scalar>& model, AdamW<Scalar>& optimizer,
                      RunState& state) {
-  const safetensors::File file = safetensors::read(path);
   std::string problems;
   const auto number = [&](const std::string& name, auto& value) {
     const auto found = file.metadata.find(name);
@@ -131,6 +130,13 @@ void load_checkpoint(const std::string& path, Model<Scalar>& model, AdamW<Scalar
   detail::for_each_tensor(model, optimizer, assign);
   optimizer.steps = optimizer_steps;
   state = std::move(loaded);
+}
+
+// Also throws if the file cannot be read.
+template <class Scalar>
+void load_checkpoint(const std::string& path, Model<Scalar>& model, AdamW<Scalar>& optimizer,
+                     RunState& state) {
+  load_checkpoint(safetensors::read(path), model, optimizer, state);
 }
 
 }  // namespace examples

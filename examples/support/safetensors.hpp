@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -99,18 +100,13 @@ inline Index dtype_size(const std::string& dtype) {
   return found == sizes.end() ? 0 : found->second;
 }
 
-// Throws std::runtime_error, saying what is wrong, unless the whole file is well formed: one JSON object
-// without a name twice, and tensors that fill the data from its first byte to its last without a gap or an
-// overlap. A tensor of a dtype not known here throws only when it is asked for.
-inline File read(const std::string& path) {
+// The file of so many bytes that `in` holds. Throws std::runtime_error, saying what is wrong, unless all of it
+// is well formed: one JSON object without a name twice, and tensors that fill the data from its first byte to
+// its last without a gap or an overlap. No memory is taken for a tensor before that is known. A tensor of a
+// dtype not known here throws only when it is asked for.
+inline File read(std::istream& in, std::uint64_t file_size) {
   static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
   const auto fail = [](const std::string& what) { throw std::runtime_error(what); };
-
-  std::error_code error;
-  const auto file_size = std::filesystem::file_size(path, error);
-  if (error) fail(error.message());
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail("cannot be opened");
 
   std::uint64_t header_size = 0;
   if (file_size < 8 || !in.read(reinterpret_cast<char*>(&header_size), 8))
@@ -122,7 +118,7 @@ inline File read(const std::string& path) {
   const std::uint64_t data_size = file_size - 8 - header_size;
 
   std::set<std::string> names;
-  std::string twice;
+  std::optional<std::string> twice;
   const auto see = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
     if (depth == 1 && event == nlohmann::json::parse_event_t::key && !names.insert(value).second)
       twice = value;
@@ -130,7 +126,7 @@ inline File read(const std::string& path) {
   };
   const auto json = nlohmann::json::parse(header, see, /*allow_exceptions=*/false);
   if (!json.is_object()) fail("its header is not a JSON object");
-  if (!twice.empty()) fail("its header names " + twice + " twice");
+  if (twice) fail("its header names " + *twice + " twice");
 
   File file;
   std::map<std::uint64_t, std::pair<std::uint64_t, std::string>> ranges;  // begin -> end, name
@@ -159,22 +155,19 @@ inline File read(const std::string& path) {
       fail("is truncated or malformed: " + name + " has data_offsets [" + std::to_string(begin) + ", " +
            std::to_string(end) + "] of " + std::to_string(data_size) + " bytes");
     const Index element = dtype_size(tensor.dtype);
-    std::uint64_t bytes = std::uint64_t(element);
-    for (const Index d : tensor.shape) {
+    std::uint64_t bytes = std::uint64_t(std::max<Index>(element, 1));
+    for (const Index d : tensor.shape) {  // no product of sizes may overflow, in any order
       if (d != 0 && bytes > (std::uint64_t(1) << 62) / std::uint64_t(d))
         fail(name + " has an impossible shape");
-      bytes *= std::uint64_t(d);
+      bytes *= std::uint64_t(std::max<Index>(d, 1));
     }
+    if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) bytes = 0;
     if (element == 0) bytes = end - begin;  // of a dtype not known here
     if (bytes != end - begin)
       fail(name + " should have " + std::to_string(bytes) + " bytes by its shape, but has " +
            std::to_string(end - begin));
     if (bytes > 0 && !ranges.emplace(begin, std::pair(end, name)).second)
       fail(name + " overlaps another tensor");
-    tensor.bytes.resize(bytes);
-    in.seekg(std::streamoff(8 + header_size + begin));
-    if (bytes > 0 && !in.read(reinterpret_cast<char*>(tensor.bytes.data()), std::streamsize(bytes)))
-      fail("cannot be read");
     file.tensors.emplace(name, std::move(tensor));
   }
   std::uint64_t next = 0;
@@ -184,7 +177,23 @@ inline File read(const std::string& path) {
     next = range.first;
   }
   if (next != data_size) fail("has " + std::to_string(data_size - next) + " bytes after its last tensor");
+
+  for (const auto& [begin, range] : ranges) {  // which follow each other
+    std::vector<std::byte>& bytes = file.tensors.at(range.second).bytes;
+    bytes.resize(range.first - begin);
+    if (!in.read(reinterpret_cast<char*>(bytes.data()), std::streamsize(bytes.size())))
+      fail("cannot be read");
+  }
   return file;
+}
+
+inline File read(const std::string& path) {
+  std::error_code error;
+  const auto file_size = std::filesystem::file_size(path, error);
+  if (error) throw std::runtime_error(error.message());
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error("cannot be opened");
+  return read(in, file_size);
 }
 
 // Replaces the file at `path` at once: it is complete in a temporary file beside it before it takes the name,

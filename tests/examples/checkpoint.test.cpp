@@ -105,6 +105,31 @@ TEST_CASE("safetensors::write and read give back every byte") {
   CHECK(safetensors::read(path).tensors.empty());
 }
 
+TEST_CASE("safetensors::read judges the whole header before it reads or takes memory for a tensor") {
+  const auto refused = [](const std::string& header, std::uint64_t data, const std::string& why) {
+    const std::uint64_t size = header.size();
+    std::istringstream in(std::string(reinterpret_cast<const char*>(&size), 8) + header);  // without the data
+    says(error_of([&] { safetensors::read(in, 8 + size + data); }), why);
+  };
+  const auto entry = [](const char* name, const char* dtype, const char* shape, const char* offsets) {
+    return std::string("\"") + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":[" + shape +
+           "],\"data_offsets\":[" + offsets + "]}";
+  };
+  // Together they would be twice the file, and n such tensors n times the file.
+  refused("{" + entry("a", "U8", "1099511627776", "0,1099511627776") + "," +
+              entry("b", "U8", "1099511627775", "1,1099511627776") + "}",
+          std::uint64_t(1) << 40, "b overlaps another tensor");
+  for (const char* shape :
+       {"2305843009213693952,0,2305843009213693952", "0,2305843009213693952,2305843009213693952",
+        "2305843009213693952,2305843009213693952"})
+    for (const char* dtype : {"U8", "U4"})  // the second is not known
+      refused("{" + entry("a", dtype, shape, "0,0") + "}", 0, "a has an impossible shape");
+  refused("{" + entry("", "U8", "0", "0,0") + "," + entry("", "U8", "0", "0,0") + "}", 0, "names  twice");
+  const std::string open(1000000, '[');
+  refused(open, 0, "not a JSON object");
+  refused("{\"a\":" + open + std::string(open.size(), ']') + "}", 0, "entry for a needs");
+}
+
 TEST_CASE("safetensors::write refuses what is no file, and leaves the one that is there") {
   const TemporaryFolder folder;
   const std::string path = folder.file("x.safetensors");
