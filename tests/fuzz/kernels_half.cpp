@@ -1,0 +1,2 @@
+#include "kernels.hpp"
+FUZZ_KERNELS(template, Eigen::half)
