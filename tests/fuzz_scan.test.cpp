@@ -4,6 +4,15 @@
 
 using namespace fuzz;
 
+namespace {
+
+// Each made the library fail when it was found.
+constexpr Find scan_finds[] = {
+    {"a row of a null delta", "2400006040002b49689292929292929292929208ffffffffffffff8b9292929292929292921e"},
+};
+
+}  // namespace
+
 TEST_CASE("calls of the selective scan that strings choose are right or refused") {
   Reached reached;
   check_strings(4000, 80, [&](const String& string) { check_scan(string, &reached); });
@@ -27,6 +36,13 @@ TEST_CASE("calls of the selective scan that strings choose are right or refused"
   for (int i = 0; i < 2; ++i) all("upstream " + std::to_string(i), std::array{"given", "absent"});
   for (int i = 0; i < 9; ++i) all("gradient " + std::to_string(i), std::array{"wanted", "not"});
   all("illegal:", scan_illegal_names);
+}
+
+TEST_CASE("finds of the scan's target") {
+  for (const auto& [name, hex] : scan_finds) {
+    INFO(name);
+    CHECK(failure_of([&] { check_scan(from_hex(hex)); }) == "");
+  }
 }
 
 TEST_CASE("the scan's checks notice a library that is wrong") {

@@ -194,11 +194,12 @@ struct ArrayView : StridedView<Scalar, Rank> {
                   "momentum_delta: one number a channel is an Eigen vector");
   }
 
-  // Where the last dimension starts.
+  // Where the last dimension starts; null, without elements, is everywhere null.
   template <class... Indices>
   Scalar* row(Indices... i) const {
     static_assert(sizeof...(i) == Rank - 1);
     Scalar* at = this->data;
+    if (at == nullptr) return at;
     std::size_t d = 0;
     ((at += Index(i) * this->stride[d++]), ...);
     return at;

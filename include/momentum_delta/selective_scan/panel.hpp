@@ -166,8 +166,7 @@ class ScanTokens {
   Row<Scalar> step(Index t) const { return in_->delta_softplus ? softplus_row<Scalar>(delta(t)) : delta(t); }
 
   void copy_states(const TokenView<const Storage>& from, Index t, Scalar* to) const {
-    const auto& s = from.stride;
-    const Storage* const row = from.data + b_ * s[0] + t * s[1] + c_.group * s[2];
+    const Storage* const row = from.rows(b_, c_.group, t, 1).data();
     for (Index n = 0; n < Np_; n += W)
       aligned_row(to + n) = load_row<Scalar>(row + n, std::clamp<Index>(N_ - n, 0, W));
   }
