@@ -100,10 +100,13 @@ void decay_row(const Scalar* x, Scalar* y, Index n) {
 // is all that is left to do. A below 2^-28 of the lowest finite number, -1.3e30 in float, counts as that: the
 // decay is 0 for every dt that a model can have (dt > 7e-29 in float), and 1 for dt = 0, no time at all, as
 // for every other A; and dt A does not overflow (dt < 1.8e8).
+template <class Real>
+inline constexpr Real lowest_rate = std::numeric_limits<Real>::lowest() * Real(0x1p-28);
+
 template <class Scalar>
 Scalar decay_rate(const Scalar& A) {
   using std::real;
-  constexpr Real<Scalar> lowest = std::numeric_limits<Real<Scalar>>::lowest() * Real<Scalar>(0x1p-28);
+  constexpr Real<Scalar> lowest = lowest_rate<Real<Scalar>>;
   const Scalar rate = real(A) < lowest ? Scalar(lowest) : A;
   return std::is_same_v<Scalar, float> ? rate * Scalar(std::numbers::log2e_v<Real<Scalar>>) : rate;
 }

@@ -13,7 +13,8 @@
 // channels sums its own, for a stretch of chunks; those are then added in order, so that the threads change
 // no bit.
 //
-// Where A is -inf the decay is a constant: that state gives nothing to ddt, and 0 to dA.
+// Where A counts as another number, -inf and what is below lowest_rate, the decay is a constant: that state
+// gives nothing to ddt, and 0 to dA.
 #pragma once
 
 #include <limits>
@@ -95,7 +96,7 @@ class ScanBackward {
     for (Index i = 0; i < c.width; ++i) {
       for (Index n = 0; n < tokens_.N(); ++n) {
         const Scalar A = tokens_.A(n, i);
-        A_[n * W + i] = std::isinf(A) ? Scalar(0) : A;
+        A_[n * W + i] = A < lowest_rate<Scalar> ? Scalar(0) : A;
       }
     }
   }
