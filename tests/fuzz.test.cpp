@@ -53,9 +53,9 @@ TEST_CASE("calls of the rule that strings choose are right or refused") {
 }
 
 TEST_CASE("finds of the rule's target") {
-  for (const auto& [name, hex] : rule_finds) {
-    INFO(name);
-    CHECK(failure_of([&] { check_rule(from_hex(hex)); }) == "");
+  for (const Find& find : rule_finds) {
+    INFO(find.name);
+    CHECK(failure_of([&] { check_rule(from_hex(find.hex)); }) == "");
   }
 }
 

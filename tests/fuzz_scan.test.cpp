@@ -39,9 +39,9 @@ TEST_CASE("calls of the selective scan that strings choose are right or refused"
 }
 
 TEST_CASE("finds of the scan's target") {
-  for (const auto& [name, hex] : scan_finds) {
-    INFO(name);
-    CHECK(failure_of([&] { check_scan(from_hex(hex)); }) == "");
+  for (const Find& find : scan_finds) {
+    INFO(find.name);
+    CHECK(failure_of([&] { check_scan(from_hex(find.hex)); }) == "");
   }
 }
 

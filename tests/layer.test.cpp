@@ -14,6 +14,7 @@ using momentum_delta::LayerCache;
 using momentum_delta::LayerConfig;
 using momentum_delta::LayerOptions;
 using momentum_delta::LayerSaved;
+using momentum_delta::LayerWeights;
 using momentum_delta::TokenView;
 
 namespace {
@@ -438,11 +439,12 @@ TEST_CASE("the layer refuses what it cannot use, names it, and writes nothing") 
   };
 
   const auto configured = [&](const std::function<void(LayerConfig&)>& spoil, const std::string& why) {
-    const LayerConfig good = w.config;
-    spoil(w.config);
-    refused(run, why);
-    refused([&] { LayerCache<double> unusable(w.config); }, why);
-    w.config = good;
+    auto layer = w.layer();
+    spoil(layer.config);
+    refused([&] { momentum_delta::layer_forward(layer, in(x), out(y), saved); }, why);
+    refused([&] { LayerCache<double> unusable(layer.config); }, why);
+    refused([&] { momentum_delta::parameter_count(layer.config); }, why);
+    refused([&] { LayerWeights<double> unusable(layer.config, nullptr); }, why);
   };
   configured([](LayerConfig& c) { c.hidden_size = 0; }, "config.hidden_size = 0 is not > 0 and finite");
   configured([](LayerConfig& c) { c.hidden_size = Index(1) << 60; }, "more elements than can be addressed");

@@ -144,7 +144,7 @@ void rms_norm_backward(Executor* executor, const X& x, std::span<const Scalar> w
       dx.row(t) += r * (dn - n.cwiseProduct(dn).mean() * n);
     }
   });
-  matrix(dweight, 1) += dw.colwise().sum();
+  if (dw.rows() > 0) matrix(dweight, 1) += dw.colwise().sum();
 }
 
 template <class Scalar>

@@ -66,6 +66,30 @@ struct WeightShape {
   std::span<const Index> dimensions() const { return {sizes.data(), rank}; }
 };
 
+namespace detail {
+
+inline void check_config(const Check& check, const LayerConfig& c) {
+  const auto positive = [&](const char* name, auto value) {
+    if (!(value > 0) || !(value <= std::numeric_limits<decltype(value)>::max()))
+      check.fail("config.", name, " = ", value, " is not > 0 and finite");
+  };
+  positive("hidden_size", c.hidden_size);
+  positive("num_heads", c.num_heads);
+  positive("head_dim", c.head_dim);
+  positive("head_v_dim", c.head_v_dim);
+  positive("conv_size", c.conv_size);
+  positive("tau_factor", c.tau_factor);
+  positive("norm_eps", c.norm_eps);
+  if (c.num_v_heads < 0 || c.value_heads() % c.num_heads != 0)
+    check.fail("config.num_v_heads = ", c.num_v_heads, " is no multiple of config.num_heads = ", c.num_heads);
+  const Index HV = c.value_heads(),
+              largest = std::max({c.hidden_size, c.conv_size, c.head_dim, c.head_v_dim});
+  check.countable("config: [heads, head_dim, the largest size]", std::array{HV, c.head_dim, largest});
+  check.countable("config: [heads, head_v_dim, the largest size]", std::array{HV, c.head_v_dim, largest});
+}
+
+}  // namespace detail
+
 // visit(name, shape, spans...) for every weight that the configuration has, of any number of LayerWeights at
 // once.
 template <class Visit, class... Weights>
@@ -94,7 +118,9 @@ void for_each_weight(const LayerConfig& c, const Visit& visit, Weights&&... w) {
   }
 }
 
+// Throws std::invalid_argument if the configuration is unusable, as LayerWeights(config, memory) does.
 inline Index parameter_count(const LayerConfig& config) {
+  detail::check_config(detail::Check("parameter_count"), config);
   Index count = 0;
   for_each_weight(config, [&](const char*, const WeightShape& shape) { count += shape.count(); });
   return count;
@@ -102,6 +128,7 @@ inline Index parameter_count(const LayerConfig& config) {
 
 template <class Scalar>
 LayerWeights<Scalar>::LayerWeights(const LayerConfig& config, Scalar* memory) {
+  detail::check_config(detail::Check("LayerWeights"), config);
   const auto place = [&](const char*, const WeightShape& shape, std::span<Scalar>& w) {
     w = {memory, std::size_t(shape.count())};
     memory += shape.count();
@@ -137,26 +164,6 @@ namespace detail {
 template <class Scalar>
 GateParameters<Scalar> gate_parameters(const LayerWeights<Scalar>& w) {
   return {w.A_log, w.dt_bias, w.Mu_log, w.mu_bias, w.log_factor};
-}
-
-inline void check_config(const Check& check, const LayerConfig& c) {
-  const auto positive = [&](const char* name, auto value) {
-    if (!(value > 0) || !(value <= std::numeric_limits<decltype(value)>::max()))
-      check.fail("config.", name, " = ", value, " is not > 0 and finite");
-  };
-  positive("hidden_size", c.hidden_size);
-  positive("num_heads", c.num_heads);
-  positive("head_dim", c.head_dim);
-  positive("head_v_dim", c.head_v_dim);
-  positive("conv_size", c.conv_size);
-  positive("tau_factor", c.tau_factor);
-  positive("norm_eps", c.norm_eps);
-  if (c.num_v_heads < 0 || c.value_heads() % c.num_heads != 0)
-    check.fail("config.num_v_heads = ", c.num_v_heads, " is no multiple of config.num_heads = ", c.num_heads);
-  const Index HV = c.value_heads(),
-              largest = std::max({c.hidden_size, c.conv_size, c.head_dim, c.head_v_dim});
-  check.countable("config: [heads, head_dim, the largest size]", std::array{HV, c.head_dim, largest});
-  check.countable("config: [heads, head_v_dim, the largest size]", std::array{HV, c.head_v_dim, largest});
 }
 
 template <class Scalar>
