@@ -99,6 +99,9 @@ struct StateRows {
   Scalar* data = nullptr;
   Index stride = 0;
 
+  // The columns from `column` on.
+  StateRows from(Index column) const { return {data ? data + column : nullptr, stride}; }
+
   // Columns [begin, end) into panels of panel_size elements, panel_stride apart, with 0 in their rows past K;
   // zeros if absent.
   void read(Index begin, Index end, Index K, std::remove_const_t<Scalar>* panels, Index panel_size,

@@ -31,8 +31,7 @@ class Step {
     }
     const Gates gates{decay(x.log_alpha[0]), decay(x.log_mu[0]), x.beta[0]};
     const auto columns = [&]<int Panels>(std::integral_constant<int, Panels>, Index column, Index width) {
-      panels<Panels>(gates, x.v.data() + column, {S.data + column, S.stride}, {M.data + column, M.stride},
-                     width, o.data() + column);
+      panels<Panels>(gates, x.v.data() + column, S.from(column), M.from(column), width, o.data() + column);
     };
     Index column = begin;
     for (; end - column >= together * W; column += together * W)
