@@ -3,42 +3,20 @@
 
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <set>
 #include <string>
 
 #include "support/catch.hpp"
+#include "support/heap.hpp"
 
 using momentum_delta::Executor;
 using momentum_delta::Index;
 using momentum_delta::SerialExecutor;
 using momentum_delta::TaskRef;
 using momentum_delta::ThreadPool;
-
-namespace {
-std::atomic<int> allocations = 0;
-}
-
-void* operator new(std::size_t size) {
-  ++allocations;
-  if (void* memory = std::malloc(std::max<std::size_t>(size, 1))) return memory;
-  throw std::bad_alloc();
-}
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  ++allocations;
-  return std::malloc(std::max<std::size_t>(size, 1));
-}
-// Not inlined: g++ would take free() for a mistake there.
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace {
 
@@ -320,13 +298,14 @@ TEST_CASE("pools come and go") {
 }
 
 TEST_CASE("run() of a pool allocates nothing") {
+  if (!test::heap_is_counted) return;
   for (const int threads : {1, 2, 8}) {
     ThreadPool pool(threads);
     std::atomic<int> made = 0;
-    const int before = allocations;
+    const long before = test::allocations;
     for (int repeat = 0; repeat < 200; ++repeat)
       pool.run(100, [&](Index, int) { pool.run(2, [&](Index, int) { ++made; }); });
-    const int allocated = allocations - before;
+    const long allocated = test::allocations - before;
     CHECK(allocated == 0);
     CHECK(made == 200 * 100 * 2);
   }
