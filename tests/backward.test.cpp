@@ -66,27 +66,21 @@ TEMPLATE_TEST_CASE("gradients over independent sweeps of log_mu and log_alpha, g
                    float, double) {
   double worst = 0, flipped = infinity;
   std::uint64_t seed = 0;
-  for (const double log_alpha : log_gates) {
-    for (const double log_mu : log_gates) {
-      for (const Gates& gates : {Gates{constant(log_alpha), constant(log_mu), any_rate(), any_rate()},
-                                 Gates{spike(log_alpha, 20), spike(log_mu, 30), any_rate(), any_rate()},
-                                 Gates{any_log_gate(), any_log_gate(), any_rate(), any_rate()}}) {
-        const Problem<double> x = random_problem(++seed, {.T = 133}, gates);
-        const Upstream<double> dy = random_upstream(seed, x);
-        Gradients<long double> sizes;
-        const Gradients<long double> exact = oracle_backward(x, dy, &sizes);
-        const auto run = [&](const Options& options) {
-          return run_backward(x.as<TestType>(), dy.as<TestType>(), options);
-        };
-        const Gradients<TestType> r = run(recurrent());
-        for (const Index C : {1, 2, 3, 16, 64, 128})
-          worst = std::max(worst, worst_ratio(run(chunk(C)), r, exact, sizes));
-        Gradients<TestType> wrong = run(chunk(16));  // the control
-        for (TestType& value : wrong.dv.values) value = -value;
-        flipped = std::min(flipped, worst_ratio(wrong, r, exact, sizes));
-      }
-    }
-  }
+  for_each_gates([&](const Gates& gates) {
+    const Problem<double> x = random_problem(++seed, {.T = 133}, gates);
+    const Upstream<double> dy = random_upstream(seed, x);
+    Gradients<long double> sizes;
+    const Gradients<long double> exact = oracle_backward(x, dy, &sizes);
+    const auto run = [&](const Options& options) {
+      return run_backward(x.as<TestType>(), dy.as<TestType>(), options);
+    };
+    const Gradients<TestType> r = run(recurrent());
+    for (const Index C : {1, 2, 3, 16, 64, 128})
+      worst = std::max(worst, worst_ratio(run(chunk(C)), r, exact, sizes));
+    Gradients<TestType> wrong = run(chunk(16));  // the control
+    for (TestType& value : wrong.dv.values) value = -value;
+    flipped = std::min(flipped, worst_ratio(wrong, r, exact, sizes));
+  });
   WARN("worst ratio to the budget: " << worst);
   CHECK(worst <= 1);
   CHECK(flipped > 1e3);

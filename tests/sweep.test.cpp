@@ -7,18 +7,6 @@ using namespace test;
 
 namespace {
 
-// Every pair of levels, each constant, as a spike, and (levels ignored) drawn anew for every token.
-template <class Visit>
-void for_each_gates(const Visit& visit) {
-  for (const double log_alpha : log_gates) {
-    for (const double log_mu : log_gates) {
-      visit(Gates{constant(log_alpha), constant(log_mu), any_rate(), any_rate()});
-      visit(Gates{spike(log_alpha, 20), spike(log_mu, 30), any_rate(), any_rate()});
-      visit(Gates{any_log_gate(), any_log_gate(), any_rate(), any_rate()});
-    }
-  }
-}
-
 // The worst ratio of `form` to its budget over the whole sweep.
 template <class Scalar, class Form>
 double sweep(const Form& form) {

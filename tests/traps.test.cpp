@@ -51,19 +51,13 @@ class Trapped final : public Circumstances {
 template <class Scalar, class Storage>
 void sweep_gates() {
   std::uint64_t seed = 0;
-  for (const double log_alpha : log_gates) {
-    for (const double log_mu : log_gates) {
-      for (const Gates& gates : {Gates{constant(log_alpha), constant(log_mu), any_rate(), any_rate()},
-                                 Gates{spike(log_alpha, 20), spike(log_mu, 30), any_rate(), any_rate()},
-                                 Gates{any_log_gate(), any_log_gate(), any_rate(), any_rate()}}) {
-        INFO("seed " << seed << " log_alpha " << log_alpha << " log_mu " << log_mu);
-        const Problem<double> x = random_problem(++seed, {.T = 37}, gates);
-        const Upstream<double> dy = random_upstream(seed, x);
-        Trapped trapped{Scalar()};
-        rule_calls<Scalar, Storage>(x, dy, 16, trapped);
-      }
-    }
-  }
+  for_each_gates([&](const Gates& gates) {
+    INFO("seed " << seed);
+    const Problem<double> x = random_problem(++seed, {.T = 37}, gates);
+    const Upstream<double> dy = random_upstream(seed, x);
+    Trapped trapped{Scalar()};
+    rule_calls<Scalar, Storage>(x, dy, 16, trapped);
+  });
   for (const Shape& shape :
        {Shape{.T = 80, .K = 17, .V = 35}, Shape{.B = 2, .T = 1, .HK = 1, .HV = 2, .K = 1},
         Shape{.T = 67, .HK = 2, .HV = 4, .K = 3, .V = 16, .own_p = true}}) {

@@ -56,8 +56,8 @@ inline namespace MOMENTUM_DELTA_TARGET {
 // which what is omitted is below r^9 / 9! < 2e-10. Rounded to float that is within 0.51 units in the last
 // place. (Eigen's own float exp has up to 2.5 with AVX-512, always the same for the same gate, and constant
 // gates add it up from chunk to chunk.)
-inline Lanes<double, 16> exp_of_floats(const Row<float>& x) {
-  using Array = Lanes<double, 16>;
+inline Numbers<double, 16> exp_of_floats(const Row<float>& x) {
+  using Array = Numbers<double, 16>;
   constexpr double to_integer = 0x1.8p52;  // added to a number, it leaves the number rounded in the low bits
   const Array wide = x.cast<double>();
   const Array shifted = wide * std::numbers::log2e + to_integer;

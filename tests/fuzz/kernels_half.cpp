@@ -1,2 +1,2 @@
 #include "kernels.hpp"
-FUZZ_KERNELS(template, Eigen::half)
+TEST_RULE_KERNELS(template, float, Eigen::half)

@@ -277,10 +277,10 @@ double error_ratio(const Call& call, double units, const Array<Scalar>& x, const
 
 // A call with its memory.
 template <class Scalar, class Storage>
-class Rule {
+class Rule : Checks<Rule<Scalar, Storage>> {
  public:
   explicit Rule(const Call& c, Sabotage sabotage = Sabotage::none)
-      : c_(c), sabotage_(sabotage), random_(c.seed), saved_(c.interval, c.keep_u) {
+      : Base(sabotage), c_(c), random_(c.seed), saved_(c.interval, c.keep_u) {
     make_inputs();
     make_outputs();
     if (c.kind == Kind::training) make_gradients();
@@ -331,6 +331,10 @@ class Rule {
   }
 
  private:
+  using Base = Checks<Rule>;
+  friend Base;
+  using Base::check_gradients, Base::check_memory, Base::refused, Base::remember, Base::sabotage_, Base::same;
+
   template <class T>
   using Tokens = Buffer<T, 4>;
   using State = Buffer<Scalar, 4>;
@@ -617,41 +621,8 @@ class Rule {
 
   // ---- what is to hold
 
-  void remember() {
-    for_each([](const char*, auto& buffer, bool) { buffer.remember(); });
-  }
-  void check_memory() {
-    for_each([&](const std::string& name, auto& buffer, bool written) {
-      if (!(written ? buffer.gaps_unchanged() : buffer.unchanged()))
-        fail(c_,
-             "what lies " + std::string(written ? "between the elements of " : "in ") + name + " is changed");
-    });
-  }
-  template <class T, std::size_t Rank>
-  void same(const char* name, Buffer<T, Rank>& x, const Array<Scalar>& plain) {
-    if (!x.present() || sabotage_ == Sabotage::result || sabotage_ == Sabotage::gradient) return;
-    x.for_each([&](std::size_t i, const T& value) {
-      const T expected = static_cast<T>(plain.values[i]);
-      if (std::memcmp(&value, &expected, sizeof(T)) != 0) {
-        std::ostringstream text;
-        text << name << "[" << i << "] is " << value << ", not " << expected;
-        fail(c_, text.str());
-      }
-    });
-  }
-
   void check_backward(const Gradients<Scalar>& plain) {
-    Gradients<Scalar> expected = plain;
-    for_each_gradient([&](const char*, auto& buffer, auto member) {
-      if (!c_.accumulate || !buffer.present()) return;
-      const Array<Scalar> start = buffer.template get<Scalar>();
-      for (std::size_t i = 0; i < start.values.size(); ++i) (expected.*member).values[i] += start.values[i];
-    });
-    remember();
-    backward();
-    check_memory();
-    for_each_gradient(
-        [&](const char* name, auto& buffer, auto member) { same(name, buffer, expected.*member); });
+    check_gradients(plain);
     if (c_.in_place) {
       same("dinitial_S in place", dS_, plain.dinitial_S);
       same("dinitial_M in place", dM_, plain.dinitial_M);
@@ -700,23 +671,6 @@ class Rule {
     if (!(worst <= 4 * worst_recurrent + units * double(std::numeric_limits<Scalar>::epsilon())))
       fail(c_, "an element of a gate's gradient has an error of " + std::to_string(worst) +
                    ", the recurrence's worst has " + std::to_string(worst_recurrent));
-  }
-
-  template <class F>
-  void refused(const std::string& function, const F& call) {
-    remember();
-    std::string message = "accepted";
-    try {
-      if (sabotage_ != Sabotage::accepted) call();
-    } catch (const std::invalid_argument& e) {
-      message = e.what();
-    }
-    if (sabotage_ == Sabotage::message) message = "momentum_delta: " + message;
-    if (sabotage_ == Sabotage::written) o_.memory.back() = Storage(7.f);
-    if (!message.starts_with("momentum_delta::" + function + ": ")) fail(c_, "an illegal call: " + message);
-    for_each([&](const std::string& name, auto& buffer, bool) {
-      if (!buffer.unchanged()) fail(c_, "a refused call wrote to " + name);
-    });
   }
 
   // ---- illegal calls
@@ -838,7 +792,6 @@ class Rule {
   }
 
   const Call& c_;
-  Sabotage sabotage_;
   Random random_;
   Tokens<Storage> q_, k_, v_, p_, o_, do_, dq_, dk_, dv_, dp_;
   Gate log_alpha_, log_mu_, beta_, eta_, dlog_alpha_, dlog_mu_, dbeta_, deta_;
@@ -857,25 +810,7 @@ class Rule {
 // Throws Failure if the call that the bytes choose is not as it should be.
 inline void check_rule(std::span<const std::uint8_t> bytes, Reached* reached = nullptr,
                        Sabotage sabotage = Sabotage::none) {
-  const Call call{Bytes(bytes)};
-  bool illegal = false;
-  try {
-    const auto check = [&]<class Scalar, class Storage>() {
-      return Rule<Scalar, Storage>(call, sabotage).check();
-    };
-    if (call.type == Type::float32) illegal = check.template operator()<float, float>();
-    if (call.type == Type::float64) illegal = check.template operator()<double, double>();
-    if (call.type == Type::bfloat16) illegal = check.template operator()<float, Eigen::bfloat16>();
-    if (call.type == Type::half) illegal = check.template operator()<float, Eigen::half>();
-  } catch (const std::invalid_argument& e) {
-    fail(call, std::string("a legal call is refused: ") + e.what());
-  }
-  if (reached == nullptr) return;
-  if (illegal)
-    ++(*reached)[std::string("illegal: ") + illegal_names[call.illegal]];
-  else
-    call.for_each_class(
-        [&](const std::string& what, const std::string& which) { ++(*reached)[what + " " + which]; });
+  check_call<Rule>(Call(Bytes(bytes)), illegal_names, reached, sabotage);
 }
 
 }  // namespace fuzz

@@ -201,10 +201,10 @@ inline double scan_units(const ScanCall& c, const ScanProblem<double>& x) {
 }
 
 template <class Scalar, class Storage>
-class Scan {
+class Scan : Checks<Scan<Scalar, Storage>> {
  public:
   explicit Scan(const ScanCall& c, Sabotage sabotage = Sabotage::none)
-      : c_(c), sabotage_(sabotage), random_(c.seed) {
+      : Base(sabotage), c_(c), random_(c.seed) {
     make_inputs();
     make_outputs();
     if (c.kind == Kind::training) make_gradients();
@@ -244,6 +244,10 @@ class Scan {
   }
 
  private:
+  using Base = Checks<Scan>;
+  friend Base;
+  using Base::check_gradients, Base::check_memory, Base::refused, Base::remember, Base::sabotage_, Base::same;
+
   template <class T, std::size_t Rank>
   using View = std::conditional_t<Rank == 4, TokenView<T>, ArrayView<T, Rank>>;
   using Shape = std::vector<Index>;
@@ -436,41 +440,8 @@ class Scan {
     return {y, dx};
   }
 
-  void remember() {
-    for_each([](const char*, auto& buffer, bool) { buffer.remember(); });
-  }
-  void check_memory() {
-    for_each([&](const std::string& name, auto& buffer, bool written) {
-      if (!(written ? buffer.gaps_unchanged() : buffer.unchanged()))
-        fail(c_,
-             "what lies " + std::string(written ? "between the elements of " : "in ") + name + " is changed");
-    });
-  }
-  template <class T, std::size_t Rank>
-  void same(const char* name, Buffer<T, Rank>& x, const Array<Scalar>& plain) {
-    if (!x.present() || sabotage_ == Sabotage::result || sabotage_ == Sabotage::gradient) return;
-    x.for_each([&](std::size_t i, const T& value) {
-      const T expected = static_cast<T>(plain.values[i]);
-      if (std::memcmp(&value, &expected, sizeof(T)) != 0) {
-        std::ostringstream text;
-        text << name << "[" << i << "] is " << value << ", not " << expected;
-        fail(c_, text.str());
-      }
-    });
-  }
-
   void check_backward(const ScanGradients<Scalar>& plain) {
-    ScanGradients<Scalar> expected = plain;
-    for_each_gradient([&](const char*, auto& buffer, auto member) {
-      if (!c_.accumulate || !buffer.present()) return;
-      const Array<Scalar> start = buffer.template get<Scalar>();
-      for (std::size_t i = 0; i < start.values.size(); ++i) (expected.*member).values[i] += start.values[i];
-    });
-    remember();
-    backward();
-    check_memory();
-    for_each_gradient(
-        [&](const char* name, auto& buffer, auto member) { same(name, buffer, expected.*member); });
+    check_gradients(plain);
     if (c_.in_place) same("dinitial_state in place", dfinal_, plain.dinitial_state);
   }
 
@@ -493,21 +464,6 @@ class Scan {
     ScanGradients<Scalar>::for_each([&](const std::string& name, auto get, auto) {
       if (get(dx).absent() || (name.starts_with("ddelta") && c_.step == Step::zero && !c_.softplus)) return;
       within(name, get(dx), get(g), get(g_sizes));
-    });
-  }
-
-  template <class F>
-  void refused(const std::string& function, const F& call) {
-    remember();
-    std::string message = "accepted";
-    try {
-      if (sabotage_ != Sabotage::accepted) call();
-    } catch (const std::invalid_argument& e) {
-      message = e.what();
-    }
-    if (!message.starts_with("momentum_delta::" + function + ": ")) fail(c_, "an illegal call: " + message);
-    for_each([&](const std::string& name, auto& buffer, bool) {
-      if (!buffer.unchanged()) fail(c_, "a refused call wrote to " + name);
     });
   }
 
@@ -592,7 +548,6 @@ class Scan {
   }
 
   const ScanCall& c_;
-  Sabotage sabotage_;
   Random random_;
   Buffer<Storage, 3> u_, delta_, z_, out_, dout_, du_, ddelta_, dz_;
   Buffer<Storage, 4> B_, C_, dB_, dC_;
@@ -612,25 +567,7 @@ class Scan {
 // Throws Failure if the call that the bytes choose is not as it should be.
 inline void check_scan(std::span<const std::uint8_t> bytes, Reached* reached = nullptr,
                        Sabotage sabotage = Sabotage::none) {
-  const ScanCall call{Bytes(bytes)};
-  bool illegal = false;
-  try {
-    const auto check = [&]<class Scalar, class Storage>() {
-      return Scan<Scalar, Storage>(call, sabotage).check();
-    };
-    if (call.type == Type::float32) illegal = check.template operator()<float, float>();
-    if (call.type == Type::float64) illegal = check.template operator()<double, double>();
-    if (call.type == Type::bfloat16) illegal = check.template operator()<float, Eigen::bfloat16>();
-    if (call.type == Type::half) illegal = check.template operator()<float, Eigen::half>();
-  } catch (const std::invalid_argument& e) {
-    fail(call, std::string("a legal call is refused: ") + e.what());
-  }
-  if (reached == nullptr) return;
-  if (illegal)
-    ++(*reached)[std::string("illegal: ") + scan_illegal_names[call.illegal]];
-  else
-    call.for_each_class(
-        [&](const std::string& what, const std::string& which) { ++(*reached)[what + " " + which]; });
+  check_call<Scan>(ScanCall(Bytes(bytes)), scan_illegal_names, reached, sabotage);
 }
 
 }  // namespace fuzz

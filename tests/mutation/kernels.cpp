@@ -2,7 +2,7 @@
 #include "../support/kernels.hpp"
 
 #ifdef RULE
-TEST_RULE_KERNELS(template, float)
+TEST_RULE_KERNELS(template, float, float)
 #endif
 #ifdef SCAN
 TEST_SCAN_KERNELS(template, float)

@@ -4,13 +4,16 @@
 
 #include <momentum_delta/momentum_delta.hpp>
 
-#define TEST_RULE_KERNELS(template_, S)                                                                     \
-  namespace momentum_delta {                                                                                \
-  template_ void forward<S, S>(const Inputs<S, S>&, const Outputs<S, S>&, const Options&);                  \
-  template_ void forward<S, S>(const Inputs<S, S>&, const Outputs<S, S>&, Saved<S>&, const Options&);       \
-  template_ void backward<S, S>(const Inputs<S, S>&, const Saved<S>&, const OutputGradients<S, S>&,         \
-                                const InputGradients<S, S>&, const Options&);                               \
-  template_ void step<S, S>(const Inputs<S, S>&, StateView<S>, StateView<S>, TokenView<S>, const Options&); \
+#define TEST_RULE_KERNELS(template_, S, Storage)                                                             \
+  namespace momentum_delta {                                                                                 \
+  template_ void forward<S, Storage>(const Inputs<S, Storage>&, const Outputs<S, Storage>&, const Options&); \
+  template_ void forward<S, Storage>(const Inputs<S, Storage>&, const Outputs<S, Storage>&, Saved<S>&,       \
+                                     const Options&);                                                        \
+  template_ void backward<S, Storage>(const Inputs<S, Storage>&, const Saved<S>&,                            \
+                                      const OutputGradients<S, Storage>&, const InputGradients<S, Storage>&, \
+                                      const Options&);                                                       \
+  template_ void step<S, Storage>(const Inputs<S, Storage>&, StateView<S>, StateView<S>, TokenView<Storage>, \
+                                  const Options&);                                                           \
   }
 #define TEST_SCAN_KERNELS(template_, S)                                                                     \
   namespace momentum_delta {                                                                                \
@@ -32,9 +35,9 @@
   template_ void layer_backward<S>(const Layer<S>&, TokenView<const S>, LayerSaved<S>&, TokenView<const S>, \
                                    const LayerGradients<S>&, const LayerOptions<S>&);                       \
   }
-#define TEST_KERNELS(template_, S) \
-  TEST_RULE_KERNELS(template_, S)  \
-  TEST_SCAN_KERNELS(template_, S)  \
+#define TEST_KERNELS(template_, S)   \
+  TEST_RULE_KERNELS(template_, S, S) \
+  TEST_SCAN_KERNELS(template_, S)    \
   TEST_LAYER_KERNELS(template_, S)
 
 TEST_KERNELS(extern template, float)

@@ -54,6 +54,19 @@ struct Gates {
   Gate log_alpha = uniform(-0.2, 0), log_mu = uniform(-2, 0), beta = uniform(0, 1), eta = uniform(0.5, 1);
 };
 
+// visit(gates) for the sweeps: every pair of log gates, each constant, as a spike, and (ignored) drawn anew for
+// every token.
+template <class Visit>
+void for_each_gates(const Visit& visit) {
+  for (const double log_alpha : log_gates) {
+    for (const double log_mu : log_gates) {
+      visit(Gates{constant(log_alpha), constant(log_mu), any_rate(), any_rate()});
+      visit(Gates{spike(log_alpha, 20), spike(log_mu, 30), any_rate(), any_rate()});
+      visit(Gates{any_log_gate(), any_log_gate(), any_rate(), any_rate()});
+    }
+  }
+}
+
 // Everything present, S_0 and M_0 not zero, every value a float, so that all precisions see the same numbers.
 // p is independent of k, and rates may be negative or 2, so a problem may grow. |k| = |p| = 0.3 bounds that:
 // where growth is fast, every form's error is a few rounding errors amplified, and the ratio of two such

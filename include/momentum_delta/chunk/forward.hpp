@@ -143,7 +143,7 @@ struct Chunk {
   void form_tiles(Index n, const Scalar* xT, const Scalar* a, Scalar a_sign, const Scalar* b, Scalar b_sign,
                   Scalar* tiles) const {
     constexpr int part = std::min(W, R);  // tokens that lie together in both layouts
-    using Part = detail::Lanes<Scalar, part>;
+    using Part = Numbers<Scalar, part>;
     for (Index t = 0; t < round_up(n, R); t += part) {
       Part a_t = Part::Zero(), b_t = Part::Zero();  // past n, where a tile is larger than a part
       if (t < n) {

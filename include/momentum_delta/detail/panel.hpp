@@ -20,10 +20,10 @@ inline constexpr int panel_width = std::max<int>(1, 64 / int(sizeof(Scalar)));
 // n numbers with no alignment of their own: that of Eigen's fixed-size arrays depends on the instruction set,
 // and with it whether Eigen's inline functions on them, which all translation units share, may be mixed.
 template <class Scalar, int n>
-using Lanes = Eigen::Array<Scalar, 1, n, n == 1 ? Eigen::ColMajor : Eigen::RowMajor | Eigen::DontAlign>;
+using Numbers = Eigen::Array<Scalar, 1, n, (n == 1 ? Eigen::ColMajor : Eigen::RowMajor) | Eigen::DontAlign>;
 
 template <class Scalar>
-using Row = Lanes<Scalar, panel_width<Scalar>>;
+using Row = Numbers<Scalar, panel_width<Scalar>>;
 
 // Rows of a tile: as many as leave registers to spare for the other operand. (With 8 rows of 64 bytes, AVX2's
 // sixteen registers of 32 bytes would not suffice.)
@@ -339,7 +339,7 @@ void transpose(const Scalar* from, Index from_stride, Index rows, Index cols, Sc
   Eigen::Array<Scalar, P, P, (P == 1 ? Eigen::ColMajor : Eigen::RowMajor) | Eigen::DontAlign> block;
   for (Index i = 0; i < rows; i += P) {
     for (Index j = 0; j < cols; j += P) {
-      using BlockRow = Lanes<Scalar, P>;
+      using BlockRow = Numbers<Scalar, P>;
       for (int r = 0; r < P; ++r) block.row(r) = Eigen::Map<const BlockRow>(from + (i + r) * from_stride + j);
       block.transposeInPlace();
       for (int r = 0; r < P; ++r) Eigen::Map<BlockRow>(to + (j + r) * to_stride + i) = block.row(r);
