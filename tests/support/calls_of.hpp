@@ -84,7 +84,7 @@ class Stage {
   template <class View, class T, class Set>
   View make_view(const std::vector<Index>& sizes, const Set& set) {
     decltype(View::shape) shape{};
-    std::copy(sizes.begin(), sizes.end(), shape.begin());
+    std::copy_n(sizes.begin(), shape.size(), shape.begin());
     momentum_delta::StridedView<T, std::tuple_size_v<decltype(View::shape)>> view(nullptr, shape);
     view.data = reinterpret_cast<T*>(c_.place(sizeof(T), view.shape, view.stride));
     for_each(view, set);

@@ -1,6 +1,6 @@
 // Counts what this program takes from the heap, and fills it with NaN: a result that depends on memory nobody
-// wrote is then no number. For one file of a program, with glibc. A sanitizer has a malloc of its own:
-// nothing is counted or filled then.
+// wrote is then no number. With glibc, whose functions these replace; weak, so that several files of a program
+// may include it. A sanitizer has a malloc of its own: nothing is counted or filled then.
 #pragma once
 
 #include <atomic>
@@ -47,24 +47,24 @@ void* __libc_realloc(void*, std::size_t);
 void* __libc_memalign(std::size_t, std::size_t);
 
 // All that operator new and Eigen call.
-void* malloc(std::size_t size) {
+[[gnu::weak]] void* malloc(std::size_t size) {
   return test::counted(__libc_malloc(size), size);
 }
-void* calloc(std::size_t count, std::size_t size) {
+[[gnu::weak]] void* calloc(std::size_t count, std::size_t size) {
   ++test::allocations;
   return __libc_calloc(count, size);
 }
-void* realloc(void* memory, std::size_t size) {
+[[gnu::weak]] void* realloc(void* memory, std::size_t size) {
   ++test::allocations;
   return __libc_realloc(memory, size);
 }
-void* memalign(std::size_t alignment, std::size_t size) {
+[[gnu::weak]] void* memalign(std::size_t alignment, std::size_t size) {
   return test::counted(__libc_memalign(alignment, size), size);
 }
-void* aligned_alloc(std::size_t alignment, std::size_t size) {
+[[gnu::weak]] void* aligned_alloc(std::size_t alignment, std::size_t size) {
   return test::counted(__libc_memalign(alignment, size), size);
 }
-int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
+[[gnu::weak]] int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
   *memory = test::counted(__libc_memalign(alignment, size), size);
   return *memory == nullptr ? ENOMEM : 0;
 }
