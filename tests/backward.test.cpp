@@ -137,6 +137,12 @@ TEST_CASE("what is saved changes no bit") {
   for (const Index interval : {1, 2, 3, 7, 100})
     for (const bool keep_u : {false, true})
       CHECK(equal_values(run_backward(x, dy, chunk(8), interval, keep_u), reference));
+  Problem<float> packed = random_problem(4, {.T = 50, .HK = 1, .HV = 2}).as<float>();
+  packed.cu_seqlens = {0, 3, 3, 37, 50};
+  packed.initial_S = packed.initial_M = {};
+  Upstream<float> d_packed = random_upstream(4, packed.as<double>()).as<float>();
+  CHECK(equal_values(run_backward(packed, d_packed, chunk(8), 2, true),
+                     run_backward(packed, d_packed, chunk(8), 2, false)));
   // Nor does a forward pass that saves.
   Saved<float> saved(2, true);
   for (const Options& options : forms()) {
@@ -278,10 +284,19 @@ TEST_CASE("no gradient from the future: zero upstream from P on gives exactly ze
   }
 }
 
+// The gradients of tokens before P are the same bits.
+void check_same_before(Index P, const Gradients<float>& dx, const Gradients<float>& dz) {
+  for (auto member : {&Gradients<float>::dq, &Gradients<float>::dk, &Gradients<float>::dv,
+                      &Gradients<float>::dp, &Gradients<float>::dlog_alpha, &Gradients<float>::dlog_mu,
+                      &Gradients<float>::dbeta, &Gradients<float>::deta}) {
+    const auto &a = (dx.*member).values, &b = (dz.*member).values;
+    CHECK(std::equal(a.begin(), a.begin() + P * (Index(a.size()) / dx.dq.shape[1]), b.begin()));
+  }
+}
+
 TEST_CASE(
     "values that nothing upstream depends on, NaN included, leave earlier gradients bitwise unchanged") {
-  const Index T = 40;
-  const Problem<float> x = random_problem(8, {.T = T}).as<float>();
+  const Problem<float> x = random_problem(8, {.T = 40}).as<float>();
   for (const Index P : {1, 15, 16, 17, 39}) {
     Upstream<float> dy = random_upstream(8, x.as<double>()).as<float>();
     dy.dfinal_S = dy.dfinal_M = {};
@@ -290,13 +305,29 @@ TEST_CASE(
     std::fill(z.v.values.begin() + P * 7, z.v.values.end(), std::nanf(""));
     for (const Options& options : forms()) {
       const Gradients<float> dx = run_backward(x, dy, options), dz = run_backward(z, dy, options);
-      for (auto member : {&Gradients<float>::dq, &Gradients<float>::dk, &Gradients<float>::dv,
-                          &Gradients<float>::dp, &Gradients<float>::dlog_alpha, &Gradients<float>::dlog_mu,
-                          &Gradients<float>::dbeta, &Gradients<float>::deta}) {
-        const auto &a = (dx.*member).values, &b = (dz.*member).values;
-        CHECK(std::equal(a.begin(), a.begin() + P * (Index(a.size()) / T), b.begin()));
-      }
+      check_same_before(P, dx, dz);
       CHECK(std::isnan(dz.dq.values.back()));
+    }
+  }
+}
+
+TEST_CASE("products of a key with earlier tokens, which no formula has, may overflow") {
+  const Index T = 40;
+  Problem<float> x = random_problem(8, {.T = T, .own_p = true}).as<float>();
+  const Index K = x.k.shape[3];
+  x.initial_S = x.initial_M = {};
+  for (const Index P : {1, 15, 16, 17, 39}) {
+    Upstream<float> dy = random_upstream(8, x.as<double>()).as<float>();
+    dy.dfinal_S = dy.dfinal_M = {};
+    std::fill(dy.do_.values.begin() + P * 7, dy.do_.values.end(), 0.f);
+    for (auto reader : {&Problem<float>::q, &Problem<float>::p}) {
+      Problem<float> z = x;  // S is 0 before P, so that a large p reads 0
+      std::fill(z.eta.values.begin(), z.eta.values.begin() + P, 0.f);
+      for (Index i = 0; i < P * K; ++i) (z.*reader).values[std::size_t(i)] *= 1e25f;
+      Problem<float> large = z;
+      for (Index i = P * K; i < T * K; ++i) large.k.values[std::size_t(i)] *= 1e25f;
+      for (const Options& options : forms())
+        check_same_before(P, run_backward(z, dy, options), run_backward(large, dy, options));
     }
   }
 }
@@ -563,6 +594,18 @@ TEST_CASE("a Saved is copied, moved and used again, and refuses what it was not 
   bad.k.shape[3] = 3;
   CHECK_THROWS_AS(momentum_delta::forward(bad, y.outputs(), kept, chunk(4)), std::invalid_argument);
   CHECK(backward(kept));
+
+  // One that ends early leaves nothing to be read.
+  class Ended final : public momentum_delta::Executor {
+   public:
+    int threads() const override { return 1; }
+    void run(Index, momentum_delta::TaskRef) override { throw std::runtime_error("ended"); }
+  } ended;
+  Saved<float> half_filled = copy;
+  CHECK_THROWS_AS(
+      momentum_delta::forward(x.inputs(), y.outputs(), half_filled, {.chunk_size = 4, .executor = &ended}),
+      std::runtime_error);
+  CHECK_THROWS_AS(backward(half_filled), std::invalid_argument);
 
   // The same sizes cut into other sequences.
   Problem<float> packed = x;

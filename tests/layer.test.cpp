@@ -344,6 +344,40 @@ TEST_CASE("any strides of x and y, gaps untouched; gradients are added to if wan
   }
 }
 
+// A power of two passes through a norm: o and do grow and shrink by it alone, though squares overflow.
+TEMPLATE_TEST_CASE("the gated norm of rows whose squares overflow", "", float, double) {
+  using momentum_delta::OutputGate, momentum_delta::detail::RowsMap;
+  using Rows = momentum_delta::detail::Matrix<TestType>;
+  const auto map = [](const Rows& x) {
+    return RowsMap<TestType>(const_cast<TestType*>(x.data()), x.rows(), x.cols(),
+                             Eigen::OuterStride<>(x.cols()));
+  };
+  const auto random = [](std::uint64_t seed) -> Rows {
+    return Eigen::Map<const Rows>(random_tokens<TestType>(seed, {3, 11}).values.data(), 3, 11);
+  };
+  const int large = std::numeric_limits<TestType>::max_exponent - 20;
+  const Rows o = random(21), g = random(22), dy = random(23);
+  const std::vector<TestType> weight(std::size_t(o.cols()), TestType(0.75));
+  for (const OutputGate gate : {OutputGate::sigmoid, OutputGate::swish}) {
+    Rows y[2], d_o[2], dg[2], dw[2];
+    for (const int i : {0, 1}) {
+      const TestType factor = std::ldexp(TestType(1), i == 0 ? 20 : large);  // epsilon counts in neither
+      const Rows scaled = factor * o;
+      y[i] = d_o[i] = dg[i] = Rows::Zero(o.rows(), o.cols());
+      dw[i] = Rows::Zero(1, o.cols());
+      momentum_delta::detail::gated_norm<TestType>(map(scaled), map(g), weight, gate, 1e-12, map(y[i]));
+      momentum_delta::detail::gated_norm_backward<TestType>(map(scaled), map(g), weight, gate, 1e-12, map(dy),
+                                                            map(d_o[i]), map(dg[i]), dw[i].row(0));
+      d_o[i] *= factor;
+    }
+    CHECK(y[0] == y[1]);
+    CHECK(dg[0] == dg[1]);
+    CHECK(dw[0] == dw[1]);
+    CHECK(d_o[0] == d_o[1]);
+    CHECK(y[0].norm() > 1);
+  }
+}
+
 TEST_CASE("a layer over no tokens") {
   for (const LayerConfig& config : configs()) {
     const auto w = random_layer<double>(config, 19);

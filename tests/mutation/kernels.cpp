@@ -1,4 +1,4 @@
-// The kernels of a mutant: RULE, SCAN, LAYER choose those of float, SCAN_DOUBLE those of double.
+// The kernels of a mutant: RULE and SCAN choose those of float, SCAN_DOUBLE and LAYER those of double.
 #include "../support/kernels.hpp"
 
 #ifdef RULE
@@ -11,5 +11,5 @@ TEST_SCAN_KERNELS(template, float)
 TEST_SCAN_KERNELS(template, double)
 #endif
 #ifdef LAYER
-TEST_LAYER_KERNELS(template, float)
+TEST_LAYER_KERNELS(template, double)
 #endif
