@@ -2,14 +2,16 @@
 //
 //   demo                a synthetic experiment: B 2, T 128, H 2, K = V = 16
 //   demo FILE...        a row for the tensors of each .safetensors file
+//   demo --figure FILE  draws the synthetic experiment over log_mu, as an SVG file
 //
-// support/case_file.hpp says how a file is laid out.
+// support/case_file.hpp says how a file of tensors is laid out.
 // Every number is the relative RMS error of o in float against the recurrence in double.
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "support/case_file.hpp"
+#include "support/chart.hpp"
 #include "support/log_domain_form.hpp"
 #include "support/random.hpp"
 
@@ -72,30 +74,79 @@ void print_header(const char* first) {
   }
 }
 
-void print_row(const std::string& name, const Problem<double>& x) {
-  const auto error = [](double e) {
-    std::isnan(e) ? std::printf(" %10s", "NaN") : std::printf(" %10.1e", e);
-  };
+struct Errors {
+  double recurrence;
+  std::vector<double> ours, published;  // for each chunk size
+};
+
+Errors errors_of(const Problem<double>& x) {
   const bool grow = true;  // a file may hold positive log gates
   const Array<double> expected =
       run(x, {.algorithm = Algorithm::recurrent, .chunk_size = {}, .allow_positive_log_gates = grow}).o;
   const Problem<float> y = x.as<float>();
-  std::printf("%-22s", name.c_str());
-  error(error_of(run(y, {.algorithm = Algorithm::recurrent, .allow_positive_log_gates = grow}).o, expected)
-            .rel_rms);
-  std::printf(" |");
+  const auto error = [&](const Results<float>& results) { return error_of(results.o, expected).rel_rms; };
+  Errors e{error(run(y, {.algorithm = Algorithm::recurrent, .allow_positive_log_gates = grow})), {}, {}};
   for (const Index size : chunk_sizes) {
-    const momentum_delta::Options options{Algorithm::chunk, size, grow};
-    error(error_of(run(y, options).o, expected).rel_rms);
+    e.ours.push_back(error(run(y, momentum_delta::Options{Algorithm::chunk, size, grow})));
+    e.published.push_back(error(log_domain_form(y, size)));
   }
-  std::printf(" |");
-  for (const Index size : chunk_sizes) error(error_of(log_domain_form(y, size).o, expected).rel_rms);
+  return e;
+}
+
+void print_row(const std::string& name, const Problem<double>& x) {
+  const auto print = [](double e) {
+    std::isnan(e) ? std::printf(" %10s", "NaN") : std::printf(" %10.1e", e);
+  };
+  const Errors errors = errors_of(x);
+  std::printf("%-22s", name.c_str());
+  print(errors.recurrence);
+  for (const auto* form : {&errors.ours, &errors.published}) {
+    std::printf(" |");
+    for (const double e : *form) print(e);
+  }
   std::printf("\n");
+}
+
+void draw(const std::string& path) {
+  Chart chart{.title = "Error of o in float, by chunk size (a line that ends has gone to NaN)",
+              .x_label = "log_mu",
+              .y_label = "relative RMS error",
+              .series = {},
+              .log10_y = true,
+              .names_beside = true,
+              .y_min = 1e-8,
+              .y_max = 10};
+  const char* const reds[] = {"#fcae91", "#fb6a4a", "#de2d26", "#a50f15"};
+  const char* const blues[] = {"#9ecae1", "#6baed6", "#3182bd", "#08519c"};
+  for (std::size_t i = 0; i < chunk_sizes.size(); ++i)
+    chart.series.push_back({"published, " + std::to_string(chunk_sizes[i]), {}, {}, reds[i]});
+  for (std::size_t i = 0; i < chunk_sizes.size(); ++i)
+    chart.series.push_back({"ours, " + std::to_string(chunk_sizes[i]), {}, {}, blues[i]});
+  chart.series.push_back({"recurrence", {}, {}, "#000000"});
+  for (const double log_mu :
+       {-5., -4., -3., -2.5, -2., -1.5, -1., -0.7, -0.5, -0.35, -0.2, -0.1, -0.05, 0.}) {
+    const Errors errors = errors_of(experiment(Gates::constant_mu, std::exp(log_mu)));
+    auto series = chart.series.begin();
+    const auto add = [&](double e) { series->x.push_back(log_mu), (series++)->y.push_back(e); };
+    for (const double e : errors.published) add(e);
+    for (const double e : errors.ours) add(e);
+    add(errors.recurrence);
+  }
+  write_chart(path, chart);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string("--figure") == argv[1]) {
+    try {
+      draw(argv[2]);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "demo: %s\n", e.what());
+      return 2;
+    }
+    return 0;
+  }
   std::printf("Relative RMS error of o, float against the recurrence in double.\n");
   if (argc == 1) {
     print_header("mu");

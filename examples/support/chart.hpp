@@ -18,6 +18,7 @@ namespace examples {
 struct Series {
   std::string name;
   std::vector<double> x, y;
+  std::string colour{};  // as SVG has it; empty: the next of a list
 };
 
 struct Chart {
@@ -25,7 +26,9 @@ struct Chart {
   std::vector<Series> series;
   bool points = false;                     // a mark at every point
   bool log2_x = false;                     // x by its logarithm, ticks at powers of 2
+  bool log10_y = false;                    // y by its logarithm, ticks at powers of 10
   bool names_low = false;                  // the series' names bottom left, not top right
+  bool names_beside = false;               // they are right of the lines
   std::optional<double> y_min{}, y_max{};  // absent: from the data
 };
 
@@ -43,11 +46,16 @@ inline std::vector<double> nice_ticks(double low, double high, int count = 6) {
 
 // The text of the file.
 inline std::string svg(const Chart& chart) {
-  constexpr double width = 720, height = 420, left = 64, right = 20, top = 44, bottom = 52;
+  std::size_t longest = 0;
+  for (const Series& s : chart.series) longest = std::max(longest, s.name.size());
+  const double name_width = 28 + 7.5 * double(longest);
+  constexpr double width = 720, height = 420, left = 64, top = 44, bottom = 52;
+  const double right = chart.names_beside ? 20 + name_width : 20;
   static constexpr const char* colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"};
   const auto x_of = [&](double x) { return chart.log2_x ? std::log2(x) : x; };
+  const auto y_of = [&](double y) { return chart.log10_y ? std::log10(y) : y; };
   const auto drawn = [&](const Series& s, std::size_t i) {
-    return std::isfinite(x_of(s.x[i])) && std::isfinite(s.y[i]);
+    return std::isfinite(x_of(s.x[i])) && std::isfinite(y_of(s.y[i]));
   };
 
   constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -56,11 +64,12 @@ inline std::string svg(const Chart& chart) {
     for (std::size_t i = 0; i < s.x.size(); ++i)
       if (drawn(s, i)) {
         x_low = std::min(x_low, x_of(s.x[i])), x_high = std::max(x_high, x_of(s.x[i]));
-        y_low = std::min(y_low, s.y[i]), y_high = std::max(y_high, s.y[i]);
+        y_low = std::min(y_low, y_of(s.y[i])), y_high = std::max(y_high, y_of(s.y[i]));
       }
   if (x_low > x_high) x_low = x_high = y_low = y_high = 0;  // no points
   const double margin = (y_high - y_low) / 20;
-  y_low = chart.y_min.value_or(y_low - margin), y_high = chart.y_max.value_or(y_high + margin);
+  y_low = chart.y_min ? y_of(*chart.y_min) : y_low - margin;
+  y_high = chart.y_max ? y_of(*chart.y_max) : y_high + margin;
   if (!(x_high > x_low)) x_low -= 0.5, x_high += 0.5;
   if (!(y_high > y_low)) y_low -= 0.5, y_high += 0.5;
 
@@ -98,13 +107,16 @@ inline std::string svg(const Chart& chart) {
       << "\" font-family=\"sans-serif\" font-size=\"13\">\n"
       << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
   text(left, 24, "font-size=\"15\" font-weight=\"bold\"", chart.title);
-  for (const double tick : nice_ticks(y_low, y_high)) {
+  const auto ticks = [](double low, double high, int count, bool whole) {
+    std::vector<double> all = nice_ticks(low, high, count);
+    if (whole) std::erase_if(all, [](double x) { return x != std::floor(x); });
+    return all;
+  };
+  for (const double tick : ticks(y_low, y_high, 6, chart.log10_y)) {
     line(left, at_y(tick), width - right, at_y(tick), "#dddddd");
-    text(left - 8, at_y(tick) + 4, "text-anchor=\"end\"", label(tick));
+    text(left - 8, at_y(tick) + 4, "text-anchor=\"end\"", chart.log10_y ? "1e" + label(tick) : label(tick));
   }
-  std::vector<double> x_ticks = nice_ticks(x_low, x_high, 8);
-  if (chart.log2_x) std::erase_if(x_ticks, [](double x) { return x != std::floor(x); });
-  for (const double tick : x_ticks) {
+  for (const double tick : ticks(x_low, x_high, 8, chart.log2_x)) {
     line(at_x(tick), height - bottom, at_x(tick), height - bottom + 5, "#444444");
     text(at_x(tick), height - bottom + 20, "text-anchor=\"middle\"",
          label(chart.log2_x ? std::exp2(tick) : tick));
@@ -116,21 +128,19 @@ inline std::string svg(const Chart& chart) {
       "text-anchor=\"middle\" transform=\"rotate(-90 16 " + number((top + height - bottom) / 2, 1) + ")\"";
   text(16, (top + height - bottom) / 2, turn.c_str(), chart.y_label);
 
-  std::size_t longest = 0;
-  for (const Series& s : chart.series) longest = std::max(longest, s.name.size());
-  const double names = chart.names_low ? left + 16 : width - right - 28 - 7.5 * double(longest);
+  const double names = chart.names_low ? left + 16 : width - (chart.names_beside ? 10 : right) - name_width;
   double legend = chart.names_low ? height - bottom + 8 - 20 * double(chart.series.size()) : top + 12;
   for (std::size_t n = 0; n < chart.series.size(); ++n, legend += 20) {
     const Series& s = chart.series[n];
-    const char* const colour = colours[n % std::size(colours)];
+    const std::string colour = s.colour.empty() ? colours[n % std::size(colours)] : s.colour;
     out << "<polyline fill=\"none\" stroke-width=\"1.6\" stroke=\"" << colour << "\" points=\"";
     for (std::size_t i = 0; i < s.x.size(); ++i)
-      if (drawn(s, i)) out << number(at_x(x_of(s.x[i])), 1) << "," << number(at_y(s.y[i]), 1) << " ";
+      if (drawn(s, i)) out << number(at_x(x_of(s.x[i])), 1) << "," << number(at_y(y_of(s.y[i])), 1) << " ";
     out << "\"/>\n";
     for (std::size_t i = 0; chart.points && i < s.x.size(); ++i)
       if (drawn(s, i))
         out << "<circle r=\"3\" cx=\"" << number(at_x(x_of(s.x[i])), 1) << "\" cy=\""
-            << number(at_y(s.y[i]), 1) << "\" fill=\"" << colour << "\"/>\n";
+            << number(at_y(y_of(s.y[i])), 1) << "\" fill=\"" << colour << "\"/>\n";
     out << "<line x1=\"" << number(names, 1) << "\" y1=\"" << number(legend - 4, 1) << "\" x2=\""
         << number(names + 22, 1) << "\" y2=\"" << number(legend - 4, 1) << "\" stroke-width=\"2.5\" stroke=\""
         << colour << "\"/>\n";

@@ -46,6 +46,17 @@ TEST_CASE("a chart has a line and a name for each series, and escapes its text")
   CHECK(count(svg(chart), ">3</text>") == 0);
   CHECK(count(svg(chart), ">4</text>") == 1);
   CHECK(count(svg(Chart{}), "nan") == 0);  // nothing to draw
+
+  chart.log10_y = true;  // two's 0 has no logarithm
+  chart.y_min = 1e-3, chart.y_max = 10;
+  chart.series[1].colour = "#123456";
+  CHECK(count(svg(chart), "<circle") == 3);
+  CHECK(count(svg(chart), ">1e-2</text>") == 1);
+  CHECK(count(svg(chart), "stroke=\"#123456\"") == 2);
+  const std::string over = svg(chart);
+  chart.names_low = false;
+  chart.names_beside = true;
+  CHECK(svg(chart) != over);
 }
 
 TEST_CASE("a chart that cannot be written is an error") {

@@ -222,7 +222,7 @@ class ChunkBackward {
       Lanes deta = Lanes::Zero();
       for (Index channel = 0; channel < K; channel += W) {
         auto row = aligned_row(dkt + j * Kp + channel);
-        deta += first_lanes<Scalar>(aligned_row(c.k + j * Kp + channel) * row, K - channel);
+        deta += aligned_row(c.k + j * Kp + channel) * row;
         row *= eta;
       }
       g.deta.put(t0 + j, lane_sum<Scalar>(deta));
