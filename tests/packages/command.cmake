@@ -1,5 +1,5 @@
-# Runs the compiler's command of README.md that holds WORDS, with this compiler and Eigen and without optimisation; then the
-# program.
+# Runs the compiler's command of README.md that holds WORDS, with this compiler and Eigen and without optimisation;
+# then its program.
 file(STRINGS ${README} command REGEX "^g\\+\\+ .*${WORDS}")
 list(LENGTH command count)
 if(NOT count EQUAL 1)

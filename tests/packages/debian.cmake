@@ -8,9 +8,9 @@ execute_process(COMMAND ${CMAKE_COMMAND} --workflow --preset package WORKING_DIR
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${DPKG_DEB} -x ${debian} ${OUTSIDE}/debian COMMAND_ERROR_IS_FATAL ANY)
 
+execute_process(COMMAND ${DPKG_DEB} -f ${debian} OUTPUT_VARIABLE fields COMMAND_ERROR_IS_FATAL ANY)
 foreach(line "Package: libmomentum-delta-dev" "Version: ${VERSION}" "Architecture: all"
     "Depends: libeigen3-dev \\(>= 3.4\\)")
-  execute_process(COMMAND ${DPKG_DEB} -f ${debian} OUTPUT_VARIABLE fields COMMAND_ERROR_IS_FATAL ANY)
   if(NOT "\n${fields}" MATCHES "\n${line}\n")
     message(FATAL_ERROR "The Debian package does not say ${line}, but\n${fields}")
   endif()

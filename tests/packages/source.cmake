@@ -1,9 +1,11 @@
 # Makes the source archive, unpacks it, and expects in it what git knows, the top level's dot-files aside.
 get_filename_component(bin ${CMAKE_COMMAND} DIRECTORY)
-file(REMOVE ${OUTSIDE}/momentum_delta-${VERSION}.tar.gz)
+set(archive ${OUTSIDE}/momentum_delta-${VERSION}.tar.gz)
+file(GLOB old ${OUTSIDE}/*.tar.gz)  # of another version
+file(REMOVE ${archive} ${old})
 execute_process(COMMAND ${bin}/cpack --config ${BINARY}/CPackSourceConfig.cmake -B ${OUTSIDE}
   COMMAND_ERROR_IS_FATAL ANY)
-file(ARCHIVE_EXTRACT INPUT ${OUTSIDE}/momentum_delta-${VERSION}.tar.gz DESTINATION ${OUTSIDE})
+file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${OUTSIDE})
 file(RENAME ${OUTSIDE}/momentum_delta-${VERSION} ${OUTSIDE}/momentum_delta)
 file(COPY ${OUTSIDE}/momentum_delta/examples DESTINATION ${OUTSIDE})
 
