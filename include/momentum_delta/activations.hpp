@@ -1,5 +1,6 @@
-// Scalar functions that neither overflow nor lose digits for any finite argument. A complex argument is for
-// derivatives by complex step: its real part chooses the form.
+/// \file
+/// Scalar functions that neither overflow nor lose digits for any finite argument. A complex argument is for
+/// derivatives by complex step: its real part chooses the form.
 #pragma once
 
 #include <cmath>
@@ -27,20 +28,21 @@ std::complex<Real> log1p_of(const std::complex<Real>& x) {
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)); its derivative is sigmoid(x).
+/// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), in [0, inf]; its derivative is sigmoid(x). Natural log.
 template <class Scalar>
 Scalar softplus(Scalar x) {
   using std::exp, std::real;
   return real(x) > 0 ? x + detail::log1p_of(Scalar(exp(-x))) : detail::log1p_of(Scalar(exp(x)));
 }
 
-// The x with softplus(x) = y, for y > 0: log(exp(y) - 1) = y + log(1 - exp(-y)). -inf at 0, NaN below.
+/// The x with softplus(x) = y, for y > 0: log(exp(y) - 1) = y + log(1 - exp(-y)). -inf at 0, NaN below.
+/// Scalar: float, double or long double.
 template <class Scalar>
 Scalar softplus_inverse(Scalar y) {
   return y + std::log(-std::expm1(-y));
 }
 
-// 1 / (1 + exp(-x)); its derivative is sigmoid(x) sigmoid(-x).
+/// 1 / (1 + exp(-x)), in [0, 1]; its derivative is sigmoid(x) sigmoid(-x).
 template <class Scalar>
 Scalar sigmoid(Scalar x) {
   using std::exp, std::real;
@@ -48,7 +50,7 @@ Scalar sigmoid(Scalar x) {
   return (real(x) > 0 ? Scalar(1) : e) / (Scalar(1) + e);
 }
 
-// x sigmoid(x); its derivative is s (1 + x (1 - s)) with s = sigmoid(x).
+/// x sigmoid(x); its derivative is s (1 + x (1 - s)) with s = sigmoid(x). NaN at -inf.
 template <class Scalar>
 Scalar silu(Scalar x) {
   return x * sigmoid(x);

@@ -1,4 +1,5 @@
-// The public calls: forward() and backward() over whole sequences, step() for one token of decoding.
+/// \file
+/// The public calls: forward() and backward() over whole sequences, step() for one token of decoding.
 #pragma once
 
 #include "momentum_delta/check.hpp"
@@ -115,11 +116,13 @@ void forward(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// Computes y.o, and y.final_S, y.final_M if wanted, from x: see sequence.hpp for shapes and ranges, and
-// recurrent/forward.hpp for the definition. Both algorithms give the same values up to rounding
-// (of what: see chunk/forward.hpp).
-// Throws std::invalid_argument, before anything is written, if a shape, offset, gate or option is out of its
-// range or an output shares memory with anything else.
+/// Computes y.o, and y.final_S, y.final_M if wanted, from x: see sequence.hpp for shapes and ranges, and
+/// recurrent/forward.hpp for the definition. Both algorithms give the same values up to rounding
+/// (of what: see chunk/forward.hpp).
+///
+/// Throws std::invalid_argument, before anything is written, if a shape, stride, offset, gate, scale or
+/// option is out of its range, a tensor that may not be absent is (q, k, v, o), or an output shares memory
+/// with anything else.
 template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              const Options& options = {}) {
@@ -127,8 +130,8 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
   detail::forward(x, y, options, detail::Purpose::forward, [](auto&&...) { return detail::NoRecord{}; });
 }
 
-// The chunk form with a chunk size fixed in the caller's code, >= 1: forward<64>(x, y), the same kernel. Also
-// throws if options ask for another algorithm or another size.
+/// The chunk form with a chunk size fixed in the caller's code, >= 1: forward<64>(x, y), the same kernel.
+/// Also throws if options ask for another algorithm or another size.
 template <int ChunkSize, class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              Options options = {}) {
@@ -143,8 +146,8 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
   forward(x, y, options);
 }
 
-// forward(x, y, options) that also fills `saved` for backward(). The same bits, unless the chunk form is
-// asked for without a chunk size, which is then chosen for training.
+/// forward(x, y, options) that also fills `saved` for backward(). The same bits, unless the chunk form is
+/// asked for without a chunk size, which is then chosen for training. Throws as forward(x, y, options) does.
 template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              Saved<Scalar>& saved, const Options& options = {}) {
@@ -162,15 +165,15 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
   detail::Record<Scalar>::finish(saved);
 }
 
-// Gradients dx of a loss by the inputs x, from dy, those by the outputs of forward(x, y, saved): see
-// sequence.hpp for shapes, and for what is assigned and what is added. x must hold the values that forward()
-// saw. The chunk size is the one that `saved` was made with.
-// Algorithm: chunk and automatic are the chunk form (chunk/backward.hpp), whatever form the forward pass had;
-// recurrent is the definition's own gradient (recurrent/backward.hpp), the same up to rounding and slower.
-// With positive log gates the chunk form has the limit that chunk/forward.hpp names under Rounding. Throws
-// std::invalid_argument as forward() does, before anything is written, and if `saved` was not filled by a
-// forward pass of these shapes and options.chunk_size, if set, or if a gradient of an absent p or gate is
-// asked for.
+/// Gradients dx of a loss by the inputs x, from dy, those by the outputs of forward(x, y, saved): see
+/// sequence.hpp for shapes, and for what is assigned and what is added. x must hold the values that forward()
+/// saw. The chunk size is the one that `saved` was made with.
+/// Algorithm: chunk and automatic are the chunk form (chunk/backward.hpp), whatever form the forward pass
+/// had; recurrent is the definition's own gradient (recurrent/backward.hpp), the same up to rounding and
+/// slower. With positive log gates the chunk form has the limit that chunk/forward.hpp names under Rounding.
+/// Throws std::invalid_argument as forward() does, before anything is written, and if `saved` was not filled
+/// by a forward pass of these shapes and options.chunk_size, if set, or if a gradient of an absent p or gate
+/// is asked for.
 template <class Scalar, class Storage>
 void backward(const Inputs<Scalar, Storage>& x, const Saved<Scalar>& saved,
               const std::type_identity_t<OutputGradients<Scalar, Storage>>& dy,
@@ -220,9 +223,10 @@ void backward(const Inputs<Scalar, Storage>& x, const Saved<Scalar>& saved,
     run([&](Arena& arena) { return ChunkBackward<Scalar, Storage>(arena, s, saved.chunk_size(), interval); });
 }
 
-// One token (T = 1) of B sequences: S and M, [B, HV, K, V], are updated in place and o, [B, 1, HV, V], is
-// assigned. Throws std::invalid_argument as forward() does, and if x has not exactly one token, or has an
-// initial state or cu_seqlens (the state is S and M), or if options ask for the chunk form.
+/// One token (T = 1) of B sequences: S and M, [B, HV, K, V], are updated in place and o, [B, 1, HV, V], is
+/// assigned. Throws std::invalid_argument as forward() does, and if x has not exactly one token, or has an
+/// initial state or cu_seqlens (the state is S and M), or if options ask for the chunk form
+/// or set a chunk size.
 template <class Scalar, class Storage>
 void step(const Inputs<Scalar, Storage>& x, std::type_identity_t<StateView<Scalar>> S,
           std::type_identity_t<StateView<Scalar>> M, std::type_identity_t<TokenView<Storage>> o,

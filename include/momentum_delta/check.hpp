@@ -1,5 +1,6 @@
-// Checks of a public call's arguments, made once, before anything is written. Every failure is a
-// std::invalid_argument "momentum_delta::<function>: <argument> ...", with sizes or index and value.
+/// \file
+/// Checks of a public call's arguments, made once, before anything is written. Every failure is a
+/// std::invalid_argument "momentum_delta::<function>: <argument> ...", with sizes or index and value.
 #pragma once
 
 #include <cmath>

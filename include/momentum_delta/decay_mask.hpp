@@ -1,17 +1,18 @@
-// Every exponential of a decay in this library. Gates are natural logs.
-//
-// In a chunk of n tokens, t and j count from 1 and 0 stands for "before the chunk". For j <= t
-//
-//   d_tj = log_mu_{j+1} + .. + log_mu_t        <= 0 for gates <= 0, and d_tt = 0
-//   D_tj = exp(d_tj)                           what is left at t of what entered M at j
-//   G_tj = alpha_t G_{t-1,j} + beta_t D_tj     what of it is in S at t;  G_{j-1,j} = 0 for j >= 1, G_00 = 0
-//   A_t  = exp(log_alpha_1 + .. + log_alpha_t) what is left at t of S before the chunk
-//
-// Column 0 is what happens to M before the chunk: D_t0 is left of it, and G_t0 of it has entered S.
-// The sums run forward from j and nothing is subtracted from them, so a reset is -inf (never inf - inf), the
-// diagonal is exactly 0, and no exponent is the difference of two large numbers. There is no logarithm,
-// division or epsilon. (Unrolling M_t = mu_t M_{t-1} - kt_t^T u_t and S_t = alpha_t S_{t-1} - beta_t M_t
-// gives the above.)
+/// \file
+/// Every exponential of a decay in this library. Gates are natural logs.
+///
+/// In a chunk of n tokens, t and j count from 1 and 0 stands for "before the chunk". For j <= t
+///
+///     d_tj = log_mu_{j+1} + .. + log_mu_t        <= 0 for gates <= 0, and d_tt = 0
+///     D_tj = exp(d_tj)                           what is left at t of what entered M at j
+///     G_tj = alpha_t G_{t-1,j} + beta_t D_tj     what of it is in S at t; G_{j-1,j} = 0 for j >= 1, G_00 = 0
+///     A_t  = exp(log_alpha_1 + .. + log_alpha_t) what is left at t of S before the chunk
+///
+/// Column 0 is what happens to M before the chunk: D_t0 is left of it, and G_t0 of it has entered S.
+/// The sums run forward from j and nothing is subtracted from them, so a reset is -inf (never inf - inf), the
+/// diagonal is exactly 0, and no exponent is the difference of two large numbers. There is no logarithm,
+/// division or epsilon. (Unrolling M_t = mu_t M_{t-1} - kt_t^T u_t and S_t = alpha_t S_{t-1} - beta_t M_t
+/// gives the above.)
 #pragma once
 
 #include <algorithm>
@@ -38,8 +39,9 @@ inline constexpr Real lowest_exponent =
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// exp(x) of a log gate or a sum of log gates, with exactly 0 at -inf. A decay below the smallest normal
-// number is exactly 0 as well: the same rule for scalars and arrays, and no subnormal slows the kernels down.
+/// exp(x) of a log gate or a sum of log gates (natural logs), with exactly 0 at -inf. A decay below the
+/// smallest normal number is exactly 0 as well: the same rule for scalars and arrays, and no subnormal slows
+/// the kernels down.
 template <class Scalar>
 Scalar decay(const Scalar& x) {
   using std::exp, std::real;
@@ -191,12 +193,13 @@ Row<Scalar> sums_to_end(Index n, Scalar* rows, Row<Scalar> after) {
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// The decays of one chunk of n tokens: t = 0 .. n, where 0 is "before the chunk". Rows over the tokens
-// j = 1 .. t start at element 0 for j = 1 and are padded with 0 to a multiple of the panel width.
+/// The decays of one chunk of n tokens, and their gradients, by the formulas at the head of this file:
+/// t from 0 to n, where 0 is "before the chunk". Rows over the tokens j from 1 to t start at element 0 for j = 1
+/// and are padded with 0 to a multiple of the panel width.
 template <class Scalar>
 class DecayMask {
  public:
-  // Room for chunks of up to `chunk_size` tokens.
+  /// Room for chunks of up to `chunk_size` tokens, taken from the arena, whose memory must outlive the mask.
   DecayMask(detail::Arena& arena, Index chunk_size)
       : stride_(detail::padded<Scalar>(chunk_size)),
         log_(arena.take<Scalar>(stride_)),
@@ -208,7 +211,8 @@ class DecayMask {
         D_(arena.take<Scalar>((chunk_size + 1) * stride_)),
         G_(arena.take<Scalar>((chunk_size + 1) * stride_)) {}
 
-  // log_alpha, log_mu, beta: the gates of the chunk's tokens, callable with 0 <= i < n.
+  /// Computes all of it. log_alpha, log_mu (natural logs), beta: the gates of the chunk's tokens, callable
+  /// with 0 <= i < n; n is at most chunk_size.
   template <class LogAlpha, class LogMu, class Beta>
   void build(Index n, const LogAlpha& log_alpha, const LogMu& log_mu, const Beta& beta) {
     for (Index i = 0; i < n; ++i) log_[i] = log_alpha(i);
@@ -244,23 +248,24 @@ class DecayMask {
     }
   }
 
-  Scalar A(Index t) const { return A_[t]; }                    // what is left of S_0
-  Scalar m(Index t) const { return m_[t]; }                    // what is left of M_0
-  Scalar b(Index t) const { return b_[t]; }                    // how much of M_0 has entered S
-  const Scalar* D(Index t) const { return D_ + t * stride_; }  // D_t1 .. D_tt, 0 ..; t >= 1
-  const Scalar* G(Index t) const { return G_ + t * stride_; }  // G_t1 .. G_tt, 0 ..; t >= 1
-  // From token t on as arrays, 0 after the last.
-  const Scalar* A_from(Index t) const { return A_ + t; }
-  const Scalar* b_from(Index t) const { return b_ + t; }
-  Index stride() const { return stride_; }  // from one row to the next
+  Scalar A(Index t) const { return A_[t]; }  ///< what is left of S_0; A(0) = 1
+  Scalar m(Index t) const { return m_[t]; }  ///< what is left of M_0, D_t0; m(0) = 1
+  Scalar b(Index t) const { return b_[t]; }  ///< how much of M_0 has entered S, G_t0; b(0) = 0
+  const Scalar* D(Index t) const { return D_ + t * stride_; }  ///< D_t1 .. D_tt, 0 ..; t >= 1
+  const Scalar* G(Index t) const { return G_ + t * stride_; }  ///< G_t1 .. G_tt, 0 ..; t >= 1
+  const Scalar* A_from(Index t) const { return A_ + t; }       ///< A_t, A_{t+1} .. A_n, 0 ..
+  const Scalar* b_from(Index t) const { return b_ + t; }       ///< b_t, b_{t+1} .. b_n, 0 ..
+  Index stride() const { return stride_; }                     ///< elements from one row to the next
 
-  // Gradients of a loss by the mask. Rows as above: elements past the diagonal must be 0.
+  /// Gradients of a loss by the mask. Rows as above: elements past the diagonal must be 0.
   struct Gradients {
-    Scalar *A, *b;  // n + 1: by A_t, b_t; entry 0 is not read (both are constants)
-    Scalar* G;      // n + 1 x stride: by G_tj; row 0 is not read
-    Scalar* D;      // stride: by D_nj; earlier rows of D reach nothing but G
-    Scalar m;       // by m_n
+    Scalar *A,  ///< n + 1: by A_t; entry 0 is not read (it is a constant)
+        *b;     ///< n + 1: by b_t; entry 0 is not read (it is a constant)
+    Scalar* G;  ///< n + 1 x stride: by G_tj; row 0 is not read
+    Scalar* D;  ///< stride: by D_nj; earlier rows of D reach nothing but G
+    Scalar m;   ///< by m_n
 
+    /// Room for chunks of up to `chunk_size` tokens, not initialised.
     Gradients(detail::Arena& arena, Index chunk_size)
         : A(arena.take<Scalar>(chunk_size + 1)),
           b(arena.take<Scalar>(chunk_size + 1)),
@@ -268,9 +273,9 @@ class DecayMask {
           D(arena.take<Scalar>(detail::padded<Scalar>(chunk_size))) {}
   };
 
-  // Gradients by the gates of the last build(n, ..) from those by the mask, which become running adjoints:
-  // the scans above in reverse, t = n .. 1. put(i, dlog_alpha, dlog_mu, dbeta) is called for each token i of
-  // the chunk, last one first.
+  /// Gradients by the gates (natural logs; 0 where a log gate is -inf) of the last build(n, ..) from those by
+  /// the mask, which become running adjoints: the scans above in reverse, t from n to 1. put(i, dlog_alpha,
+  /// dlog_mu, dbeta) is called for each token i of the chunk, last one first.
   template <class Put>
   void backward(Index n, Gradients& g, const Put& put) const {
     using detail::aligned_row;

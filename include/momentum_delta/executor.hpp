@@ -1,5 +1,6 @@
-// Who runs the independent tasks of a call: SerialExecutor, ThreadPool, OpenMPExecutor, or an Executor of the
-// caller's own.
+/// \file
+/// Who runs the independent tasks of a call: SerialExecutor, ThreadPool, OpenMPExecutor, or an Executor of
+/// the caller's own.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +23,12 @@
 
 namespace momentum_delta {
 
-// Refers to a callable object, void(Index task, int worker), that must outlive it. Copies refer to the same
-// object, and calls reach it as an lvalue, from several threads at once.
+/// Refers to a callable object, void(Index task, int worker), that must outlive it. Copies refer to the same
+/// object, and calls reach it as an lvalue, from several threads at once.
 class TaskRef {
  public:
+  /// task: an object, called as task(Index, int); its result is ignored. A function is no object: use a
+  /// lambda.
   template <class Task>
   requires(!std::same_as<std::remove_cvref_t<Task>, TaskRef> &&
            std::is_object_v<std::remove_reference_t<Task>> &&
@@ -35,6 +38,7 @@ class TaskRef {
           static_cast<void>((*static_cast<std::remove_reference_t<Task>*>(object))(i, worker));
         }) {}
 
+  /// Calls the object.
   void operator()(Index task, int worker) const { call_(object_, task, worker); }
 
  private:
@@ -42,6 +46,9 @@ class TaskRef {
   void (*call_)(void*, Index, int);
 };
 
+/// Runs the tasks that a call is cut into, which do not depend on each other. Derive from it to run them on
+/// threads of the caller's. Set as options.executor, it must outlive the call; the results are the same bits
+/// for every one.
 class Executor {
  public:
   Executor() = default;
@@ -49,15 +56,17 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
   virtual ~Executor() = default;
 
-  virtual int threads() const = 0;  // >= 1
+  /// How many workers run() may have, >= 1; the same as long as a call uses the executor.
+  virtual int threads() const = 0;
 
-  // Calls task(i, worker) once for each 0 <= i < count, in any order, and returns when all calls have ended;
-  // what they wrote is then visible to the caller. worker is in [0, threads()), and calls of one run() that
-  // overlap in time have different workers; calls of different runs may have the same.
-  // If calls throw, run() drops what tasks it can, waits for the others and rethrows one of the exceptions.
+  /// Calls task(i, worker) once for each 0 <= i < count, in any order, and returns when all calls have ended;
+  /// what they wrote is then visible to the caller. worker is in [0, threads()), and calls of one run() that
+  /// overlap in time have different workers; calls of different runs may have the same.
+  /// If calls throw, run() drops what tasks it can, waits for the others and rethrows one of the exceptions.
   virtual void run(Index count, TaskRef task) = 0;
 };
 
+/// The calling thread alone, task after task: what a call without an executor uses.
 class SerialExecutor final : public Executor {
  public:
   int threads() const override { return 1; }
@@ -92,12 +101,12 @@ class FirstException {
 
 }  // namespace detail
 
-// Threads of its own, one fewer than `threads`: the caller of run() is worker 0. run() allocates nothing. It
-// may be called from several threads, and from within tasks; while the pool is busy with one run, any other
-// is done by its caller alone, as worker 0, so that no run waits for another.
+/// Threads of its own, one fewer than `threads`: the caller of run() is worker 0. run() allocates nothing. It
+/// may be called from several threads, and from within tasks; while the pool is busy with one run, any other
+/// is done by its caller alone, as worker 0, so that no run waits for another.
 class ThreadPool final : public Executor {
  public:
-  // Throws std::invalid_argument if threads < 1.
+  /// Throws std::invalid_argument if threads < 1, std::system_error if a thread cannot be started.
   explicit ThreadPool(int threads = std::max(1, int(std::thread::hardware_concurrency()))) {
     if (threads < 1) detail::Check("ThreadPool").fail("threads = ", threads, " is less than 1");
     workers_.reserve(std::size_t(threads) - 1);
@@ -178,11 +187,11 @@ class ThreadPool final : public Executor {
 
 #ifdef _OPENMP
 
-// The threads of OpenMP. Within a parallel region OpenMP gives run() one thread, unless nested parallelism is
-// switched on.
+/// The threads of OpenMP, in a program that is compiled for it (-fopenmp). Within a parallel region OpenMP
+/// gives run() one thread, unless nested parallelism is switched on.
 class OpenMPExecutor final : public Executor {
  public:
-  // Throws std::invalid_argument if threads < 1.
+  /// Throws std::invalid_argument if threads < 1.
   explicit OpenMPExecutor(int threads = omp_get_max_threads()) : threads_(threads) {
     if (threads < 1) detail::Check("OpenMPExecutor").fail("threads = ", threads, " is less than 1");
   }

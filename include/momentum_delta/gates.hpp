@@ -1,29 +1,31 @@
-// The gates of the MomentumDeltaNet layer, from its raw projections, one number a token and value head: with
-// parameters of the head and f = exp(log_factor),
-//
-//   eta       = 1 + tanh(e)                                        e = W_e x / tau
-//   log_mu    = -exp(Mu_log) softplus(m + mu_bias)                 m = W_m x
-//   beta      = z^2 / (1 + z^2) sigmoid(b)                         b = W_b x,  z = eta f
-//   log_alpha = -log(1 + z^2) - exp(A_log) softplus(a + dt_bias)   a = W_a x
-//
-// (fla, MomentumDeltaNet layer: there theta = arctan(z), beta_max = sin^2 theta and alpha_max = cos^2 theta.)
-//
-// What the constraint buys. Let p = alpha k with |k| = 1 and let that key alone be written: along k, with
-// v = 0, the recurrence is
-//
-//   (m, s) <- (mu m + eta alpha s,  alpha s - beta (mu m + eta alpha s)),
-//
-// a matrix of determinant alpha mu and trace mu + alpha - alpha beta eta. Its eigenvalues lie inside the unit
-// circle if alpha mu < 1, (1 - alpha) (1 - mu) + alpha beta eta > 0 and
-// alpha beta eta < (1 + alpha) (1 + mu).
-// With beta <= z^2 / (1 + z^2) and alpha <= 1 / (1 + z^2) the product alpha beta eta is at most
-// eta z^2 / (1 + z^2)^2 <= eta / 4 <= 1/2, so the third holds with room whatever the parameters are, and the
-// first two while alpha and mu are below 1 (at 1 an eigenvalue may lie on the circle). With p = k the third
-// would read beta eta < (1 + alpha) (1 + mu), which beta near 1, eta near 2 and strong decays break.
-//
-// Numerics. With w = log z^2 = 2 (log_factor + log 2 - softplus(-2 e)): eta = 2 sigmoid(2 e),
-// z^2 / (1 + z^2) = sigmoid(w), log(1 + z^2) = softplus(w). Every finite projection and parameter gives gates
-// in their range, gradients included; log_alpha and log_mu may come out as -inf, which is exact for the rule.
+/// \file
+/// The gates of the MomentumDeltaNet layer, from its raw projections, one number a token and value head: with
+/// parameters of the head and f = exp(log_factor),
+///
+///     eta       = 1 + tanh(e)                                        e = W_e x / tau
+///     log_mu    = -exp(Mu_log) softplus(m + mu_bias)                 m = W_m x
+///     beta      = z^2 / (1 + z^2) sigmoid(b)                         b = W_b x,  z = eta f
+///     log_alpha = -log(1 + z^2) - exp(A_log) softplus(a + dt_bias)   a = W_a x
+///
+/// (fla, MomentumDeltaNet layer: there theta = arctan(z), beta_max = sin^2 theta and alpha_max = cos^2
+/// theta.)
+///
+/// What the constraint buys. Let p = alpha k with |k| = 1 and let that key alone be written: along k, with
+/// v = 0, the recurrence is
+///
+///     (m, s) <- (mu m + eta alpha s,  alpha s - beta (mu m + eta alpha s)),
+///
+/// a matrix of determinant alpha mu and trace mu + alpha - alpha beta eta. Its eigenvalues lie inside the
+/// unit circle if alpha mu < 1, (1 - alpha) (1 - mu) + alpha beta eta > 0 and alpha beta eta < (1 + alpha) (1
+/// + mu). With beta <= z^2 / (1 + z^2) and alpha <= 1 / (1 + z^2) the product alpha beta eta is at most eta
+/// z^2 / (1 + z^2)^2 <= eta / 4 <= 1/2, so the third holds with room whatever the parameters are, and the
+/// first two while alpha and mu are below 1 (at 1 an eigenvalue may lie on the circle). With p = k the third
+/// would read beta eta < (1 + alpha) (1 + mu), which beta near 1, eta near 2 and strong decays break.
+///
+/// Numerics. With w = log z^2 = 2 (log_factor + log 2 - softplus(-2 e)): eta = 2 sigmoid(2 e),
+/// z^2 / (1 + z^2) = sigmoid(w), log(1 + z^2) = softplus(w). Every finite projection and parameter gives
+/// gates in their range, gradients included; log_alpha and log_mu may come out as -inf, which is exact for
+/// the rule.
 #pragma once
 
 #include <cmath>
@@ -37,39 +39,57 @@
 
 namespace momentum_delta {
 
-// Of the gates, and of their gradients: [B, T, HV] each.
+/// The projections that gates() reads, finite, or their gradients: [B, T, HV] each. None may be absent.
 template <class Scalar>
 struct RawGates {
-  GateView<Scalar> a{}, b{}, m{}, e{};
+  GateView<Scalar> a{},  ///< W_a x, of log_alpha
+      b{},               ///< W_b x, of beta
+      m{},               ///< W_m x, of log_mu
+      e{};               ///< W_e x / tau, of eta and, by z, of beta and log_alpha
 
+  /// The same views, to be read.
   operator RawGates<const Scalar>() const requires(!std::is_const_v<Scalar>) { return {a, b, m, e}; }
 };
+
+/// The gates that the rule reads, as Inputs has them, or their gradients: [B, T, HV] each. None may be
+/// absent.
 template <class Scalar>
 struct Gates {
-  GateView<Scalar> log_alpha{}, log_mu{}, beta{}, eta{};
+  GateView<Scalar> log_alpha{},  ///< in [-inf, 0], natural logs
+      log_mu{},                  ///< in [-inf, 0], or [min_log_mu, 0], natural logs
+      beta{},                    ///< in [0, 1], or [0, 2] with allow_neg_eigval
+      eta{};                     ///< in [0, 2]
 
+  /// The same views, to be read.
   operator Gates<const Scalar>() const requires(!std::is_const_v<Scalar>) {
     return {log_alpha, log_mu, beta, eta};
   }
 };
 
-// One number a value head: HV each.
+/// The parameters of gates(), finite, or their gradients: one number a value head, HV each. None may be
+/// absent.
 template <class Scalar>
 struct GateParameters {
-  std::span<Scalar> A_log{}, dt_bias{}, Mu_log{}, mu_bias{}, log_factor{};
+  std::span<Scalar> A_log{},  ///< natural log of the rate of decay of S
+      dt_bias{},              ///< added to a
+      Mu_log{},               ///< natural log of the rate of decay of M
+      mu_bias{},              ///< added to m
+      log_factor{};           ///< natural log of f, z = eta f
 
+  /// The same spans, to be read.
   operator GateParameters<const Scalar>() const requires(!std::is_const_v<Scalar>) {
     return {A_log, dt_bias, Mu_log, mu_bias, log_factor};
   }
 };
 
+/// What checkpoints may ask of gates() beyond the formulas above.
 struct GateOptions {
-  // log_mu is raised to it, as for checkpoints trained so; in [-inf, 0], absent: not clamped, which the rule
-  // does not need. The gradient of a raised log_mu is 0.
+  /// log_mu is raised to it, as for checkpoints trained so; in [-inf, 0], absent: not clamped, which the rule
+  /// does not need. The gradient of a raised log_mu is 0.
   std::optional<double> min_log_mu{};
 
-  // Doubles beta, so that 1 - beta eta, and with it an eigenvalue of the transition, may be negative. beta
-  // may then exceed z^2 / (1 + z^2): the stability constraint above no longer holds.
+  /// Doubles beta, so that 1 - beta eta, and with it an eigenvalue of the transition, may be negative. beta
+  /// may then exceed z^2 / (1 + z^2): the stability constraint above no longer holds.
   bool allow_neg_eigval = false;
 };
 
@@ -222,9 +242,10 @@ void gates_backward_of_head(const RawGates<const Scalar>& raw, const GateParamet
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// y from the raw projections; y is assigned, [B, T, HV] each. Scalar: float, double or long double. Throws
-// std::invalid_argument, before anything is written, if a shape or stride does not fit, a projection or
-// parameter is not finite, min_log_mu is out of its range, or an output shares memory with anything else.
+/// y from the raw projections, by the formulas at the head of this file; y is assigned, [B, T, HV] each.
+/// Scalar: float, double or long double. Throws std::invalid_argument, before anything is written, if a shape
+/// or stride does not fit, a projection or parameter is not finite, min_log_mu is out of its range, or an
+/// output shares memory with anything else.
 template <class Scalar>
 void gates(const std::type_identity_t<RawGates<const Scalar>>& raw,
            const std::type_identity_t<GateParameters<const Scalar>>& parameters, const Gates<Scalar>& y,
@@ -246,16 +267,16 @@ void gates(const std::type_identity_t<RawGates<const Scalar>>& raw,
   for (Index h = 0; h < shape[2]; ++h) detail::gates_of_head(raw, parameters, y, options, h);
 }
 
-// Gradients of gates(), from dy, those by its outputs. draw is assigned. dparameters, sums over all tokens,
-// are assigned, or added to if `accumulate`. Where a log gate is -inf its upstream gradient must be 0, as
-// backward() gives it. Throws as gates() does.
-//
-//   dw = beta sigmoid(-w) dbeta - sigmoid(w) dlog_alpha       dlog_factor = sum 2 dw
-//   de = sigmoid(-2 e) (2 eta deta + 4 dw)
-//   db = beta sigmoid(-b) dbeta
-//   da = -exp(A_log) sigmoid(a + dt_bias) dlog_alpha          ddt_bias = sum da
-//   dm = -exp(Mu_log) sigmoid(m + mu_bias) dlog_mu            dmu_bias = sum dm
-//   dA_log = -sum exp(A_log) softplus(a + dt_bias) dlog_alpha, dMu_log alike
+/// Gradients of gates(), from dy, those by its outputs. draw is assigned. dparameters, sums over all tokens,
+/// are assigned, or added to if `accumulate`. Where a log gate is -inf its upstream gradient must be 0, as
+/// backward() gives it. Throws as gates() does.
+///
+///     dw = beta sigmoid(-w) dbeta - sigmoid(w) dlog_alpha       dlog_factor = sum 2 dw
+///     de = sigmoid(-2 e) (2 eta deta + 4 dw)
+///     db = beta sigmoid(-b) dbeta
+///     da = -exp(A_log) sigmoid(a + dt_bias) dlog_alpha          ddt_bias = sum da
+///     dm = -exp(Mu_log) sigmoid(m + mu_bias) dlog_mu            dmu_bias = sum dm
+///     dA_log = -sum exp(A_log) softplus(a + dt_bias) dlog_alpha, dMu_log alike
 template <class Scalar>
 void gates_backward(const std::type_identity_t<RawGates<const Scalar>>& raw,
                     const std::type_identity_t<GateParameters<const Scalar>>& parameters,

@@ -1,51 +1,54 @@
-// The MomentumDeltaNet layer: everything between a block's normalised input x and what is added to the
-// residual. For each token, with value heads h and the key head g = h / (num_v_heads / num_heads) of each:
-//
-//   q, k, v = SiLU(conv(W_q x)), SiLU(conv(W_k x)), SiLU(conv(W_v x))     causal, depthwise; conv optional
-//   q_h = q_g - exp(D_log_h) k_g, k_h = k_g                                output correction, optional
-//   q_h, k_h = q_h / |q_h|, k_h / |k_h|                                    normalize.hpp, epsilon 1e-6
-//   log_alpha, log_mu, beta, eta = gates(W_a x, W_m x, W_b x, W_e x / tau) gates.hpp
-//   o_h = rule(q_h, k_h, v_h, p_h = alpha_h k_h, gates)                    batch.hpp, scale 1 / sqrt(K)
-//   y = W_o (norm(o) w act(W_g x))                                         RMS norm of each head's o
-//
-// (fla, MomentumDeltaNet layer, whose weights it takes by name: layer/weights.hpp.)
-// layer_forward is the whole sequence (training, prefill), layer_step one token (decode), layer_backward the
-// gradients.
+/// \file
+/// The MomentumDeltaNet layer: everything between a block's normalised input x and what is added to the
+/// residual. For each token, with value heads h and the key head g = h / (num_v_heads / num_heads) of each:
+///
+///     q, k, v = SiLU(conv(W_q x)), SiLU(conv(W_k x)), SiLU(conv(W_v x))     causal, depthwise; conv optional
+///     q_h = q_g - exp(D_log_h) k_g, k_h = k_g                                output correction, optional
+///     q_h, k_h = q_h / |q_h|, k_h / |k_h|                                    normalize.hpp, epsilon 1e-6
+///     log_alpha, log_mu, beta, eta = gates(W_a x, W_m x, W_b x, W_e x / tau) gates.hpp
+///     o_h = rule(q_h, k_h, v_h, p_h = alpha_h k_h, gates)                    batch.hpp, scale 1 / sqrt(K)
+///     y = W_o (norm(o) w act(W_g x))                                         RMS norm of each head's o
+///
+/// (fla, MomentumDeltaNet layer, whose weights it takes by name: layer/weights.hpp.)
+/// layer_forward is the whole sequence (training, prefill), layer_step one token (decode), layer_backward the
+/// gradients.
 #pragma once
 
 #include "momentum_delta/layer/pass.hpp"
 
 namespace momentum_delta {
 
-// A configuration and its weights, in memory of the caller's. Weights must be finite. Results are the same
-// bits for any executor; where an array starts within a vector register may change the last bit.
+/// A configuration and its weights, in memory of the caller's. Weights must be finite. Results are the same
+/// bits for any executor; where an array starts within a vector register may change the last bit.
 template <class Scalar>
 struct Layer {
-  LayerConfig config;
-  LayerWeights<const Scalar> weights;
+  LayerConfig config;                  ///< sizes and choices; checked by every call
+  LayerWeights<const Scalar> weights;  ///< all that config calls for, with their sizes
 };
 
+/// How a call computes the layer, and what it continues from.
 template <class Scalar>
 struct LayerOptions {
-  // Packed sequences, as in Inputs: B is 1. Neither state nor convolution passes from one to the next.
+  /// Packed sequences, as in Inputs: B is 1. Neither state nor convolution passes from one to the next.
   std::span<const Index> cu_seqlens{};
 
-  // Where the sequences continue from, updated to where they end; N of it is B, or the number of packed
-  // sequences. Null: they begin, and their ends are not kept. For gradients it is a constant.
+  /// Where the sequences continue from, updated to where they end; N of it is B, or the number of packed
+  /// sequences. Null: they begin, and their ends are not kept. For gradients it is a constant.
   LayerCache<Scalar>* cache = nullptr;
 
-  // Memory to use and keep, by calls that take no LayerSaved; null: allocated for the call.
+  /// Memory to use and keep, by calls that take no LayerSaved; null: allocated for the call.
   LayerSaved<Scalar>* scratch = nullptr;
 
-  Options rule{};  // form and chunk size of the rule, its workspace, and the executor of the whole layer
+  Options rule{};  ///< form and chunk size of the rule, its workspace, and the executor of the whole layer
 };
 
-// What layer_backward gives. Assigned, or added to if `accumulate`. None may share memory with anything else.
+/// What layer_backward writes. Assigned, or added to if `accumulate`. None may share memory with anything
+/// else.
 template <class Scalar>
 struct LayerGradients {
-  TokenView<Scalar> dx{};  // [B, T, 1, hidden]; absent: not wanted
-  LayerWeights<Scalar> dweights{};
-  bool accumulate = false;
+  TokenView<Scalar> dx{};           ///< [B, T, 1, hidden]; absent: not wanted
+  LayerWeights<Scalar> dweights{};  ///< of every weight that the configuration has; none may be absent
+  bool accumulate = false;          ///< add to what the gradients hold
 };
 
 }  // namespace momentum_delta
@@ -129,10 +132,10 @@ void layer_forward(const Check& check, const Layer<Scalar>& layer, const TokenVi
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// y = layer(x): x and y are [B, T, 1, hidden], as two matrices of T rows are (B = 1). Throws
-// std::invalid_argument, before y or the cache is written, if the configuration, a weight's size, a view or
-// an option does not fit, y shares memory with anything else, or a gate's projection is not finite, as from
-// an x that is not.
+/// y = layer(x): x and y are [B, T, 1, hidden], as two matrices of T rows are (B = 1). Throws
+/// std::invalid_argument, before y or the cache is written, if the configuration, a weight's size, a view or
+/// an option does not fit, y shares memory with anything else, or a gate's projection is not finite, as from
+/// an x that is not.
 template <class Scalar>
 void layer_forward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<const Scalar>> x,
                    std::type_identity_t<TokenView<Scalar>> y,
@@ -148,7 +151,7 @@ void layer_forward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<co
                         options, /*keep=*/false, rule);
 }
 
-// The same, filling `saved` for layer_backward.
+/// The same, filling `saved` for layer_backward. options.scratch is not used.
 template <class Scalar>
 void layer_forward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<const Scalar>> x,
                    std::type_identity_t<TokenView<Scalar>> y, LayerSaved<Scalar>& saved,
@@ -163,9 +166,10 @@ void layer_forward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<co
   detail::layer_forward(detail::Check("layer_forward"), layer, x, y, saved, options, /*keep=*/true, rule);
 }
 
-// One token of each sequence: x and y are [B, 1, 1, hidden], and `cache` is updated. Up to rounding what
-// layer_forward gives for that token of the whole sequence. Throws as layer_forward does, and if x has not
-// exactly one token, or if options ask for the chunk form, packed sequences or another cache.
+/// One token of each sequence: x and y are [B, 1, 1, hidden], and `cache` is updated. Up to rounding what
+/// layer_forward gives for that token of the whole sequence. Throws as layer_forward does, and if x has not
+/// exactly one token, or if options ask for the chunk form, a chunk size, packed
+/// sequences or another cache.
 template <class Scalar>
 void layer_step(const Layer<Scalar>& layer, std::type_identity_t<TokenView<const Scalar>> x,
                 std::type_identity_t<TokenView<Scalar>> y, LayerCache<Scalar>& cache,
@@ -184,11 +188,11 @@ void layer_step(const Layer<Scalar>& layer, std::type_identity_t<TokenView<const
                         rule);
 }
 
-// Gradients of a loss by x and all weights, from dy [B, T, 1, hidden], that by y. x, weights, cu_seqlens and
-// chunk size must be those of layer_forward(layer, x, y, saved); options.rule.algorithm is as for backward().
-// The cache is not looked at: the state that the sequences continued from is in `saved`, and counts as a
-// constant, as does the loss's dependence on the state at the end. Throws std::invalid_argument as
-// layer_forward does, before a gradient is written, and if `saved` was not filled by such a forward pass.
+/// Gradients of a loss by x and all weights, from dy [B, T, 1, hidden], that by y. x, weights, cu_seqlens and
+/// chunk size must be those of layer_forward(layer, x, y, saved); options.rule.algorithm is as for
+/// backward(). The cache is not looked at: the state that the sequences continued from is in `saved`, and
+/// counts as a constant, as does the loss's dependence on the state at the end. Throws std::invalid_argument
+/// as layer_forward does, before a gradient is written, and if `saved` was not filled by such a forward pass.
 template <class Scalar>
 void layer_backward(const Layer<Scalar>& layer, std::type_identity_t<TokenView<const Scalar>> x,
                     LayerSaved<Scalar>& saved, std::type_identity_t<TokenView<const Scalar>> dy,

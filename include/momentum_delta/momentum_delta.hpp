@@ -1,5 +1,6 @@
-// The momentum delta rule, exact for every log_mu in [-inf, 0]: start at batch.hpp, forward(), backward() and
-// step(). The layer around it: layer.hpp.
+/// \file
+/// The momentum delta rule, exact for every log_mu in [-inf, 0]: start at batch.hpp, forward(), backward()
+/// and step(). The layer around it: layer.hpp.
 #pragma once
 
 #include "momentum_delta/activations.hpp"

@@ -1,4 +1,5 @@
-// What comes before the rule in most models: q and k of unit length, and p = alpha k. With their gradients.
+/// \file
+/// What comes before the rule in most models: q and k of unit length, and p = alpha k. With their gradients.
 #pragma once
 
 #include <cmath>
@@ -58,14 +59,14 @@ Index check_decay_keys(const Check& check, const TokenView<const Scalar>& k,
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// The one rule for short vectors, used by everything here: |x|^2 + epsilon under the root, as in the
-// published layer.
+/// The epsilon of l2_normalize() where none is given. The one rule for short vectors: |x|^2 + epsilon under
+/// the root, as in the published layer.
 inline constexpr double l2_epsilon = 1e-6;
 
-// y = x / sqrt(|x|^2 + epsilon) for every vector of x [B, T, H, D]; a zero vector stays zero. y: the same
-// shape, assigned; it may be exactly the view x. Scalar: float, double or long double. Throws
-// std::invalid_argument if a shape or stride does not fit, if y shares memory with x otherwise, or unless
-// epsilon is finite and > 0.
+/// y = x / sqrt(|x|^2 + epsilon) for every vector of x [B, T, H, D]; a zero vector stays zero. y: the same
+/// shape, assigned; it may be exactly the view x. Scalar: float, double or long double. Throws
+/// std::invalid_argument if a shape or stride does not fit, if y shares memory with x otherwise, or unless
+/// epsilon is finite and > 0.
 template <class Scalar>
 void l2_normalize(std::type_identity_t<TokenView<const Scalar>> x, const TokenView<Scalar>& y,
                   std::type_identity_t<Scalar> epsilon = Scalar(l2_epsilon)) {
@@ -88,10 +89,12 @@ void l2_normalize(std::type_identity_t<TokenView<const Scalar>> x, const TokenVi
   });
 }
 
-// Gradient of l2_normalize: with r = 1 / sqrt(|x|^2 + epsilon) and y = r x,
-//   dx = r (dy - y (y . dy))
-// which is finite for every finite x, dy / sqrt(epsilon) at 0. dx [B, T, H, D] is assigned, or added to if
-// `accumulate`; it may be exactly the view dy if not. Throws as l2_normalize does.
+/// Gradient of l2_normalize: with r = 1 / sqrt(|x|^2 + epsilon) and y = r x,
+///
+///     dx = r (dy - y (y . dy))
+///
+/// which is finite for every finite x, dy / sqrt(epsilon) at 0. dx [B, T, H, D] is assigned, or added to if
+/// `accumulate`; it may be exactly the view dy if not. Throws as l2_normalize does.
 template <class Scalar>
 void l2_normalize_backward(std::type_identity_t<TokenView<const Scalar>> x,
                            std::type_identity_t<TokenView<const Scalar>> dy, const TokenView<Scalar>& dx,
@@ -128,10 +131,10 @@ void l2_normalize_backward(std::type_identity_t<TokenView<const Scalar>> x,
   });
 }
 
-// p = exp(log_alpha) k, the vector that reads S in the published models, whose k has unit length.
-// k: [B, T, HK, K]; log_alpha: [B, T, HV], natural logs in [-inf, inf); p: [B, T, HV, K], assigned. Value
-// head h reads k's head h / (HV / HK). Throws std::invalid_argument if a shape, stride or gate is out of its
-// range, or p shares memory.
+/// p = exp(log_alpha) k, the vector that reads S in the published models, whose k has unit length.
+/// k: [B, T, HK, K]; log_alpha: [B, T, HV], natural logs in [-inf, inf); p: [B, T, HV, K], assigned. Value
+/// head h reads k's head h / (HV / HK). Throws std::invalid_argument if a shape, stride or gate is out of its
+/// range, or p shares memory.
 template <class Scalar>
 void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
                 std::type_identity_t<GateView<const Scalar>> log_alpha, const TokenView<Scalar>& p) {
@@ -150,9 +153,9 @@ void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
   });
 }
 
-// Gradients of decay_keys: dk = alpha dp, summed over the value heads that read it, and
-// dlog_alpha = alpha (k . dp). Both, of the shapes of k and log_alpha, are assigned, or added to if
-// `accumulate`, as when they already hold what backward() gave. Throws as decay_keys does.
+/// Gradients of decay_keys: dk = alpha dp, summed over the value heads that read it, and
+/// dlog_alpha = alpha (k . dp). Both, of the shapes of k and log_alpha, are assigned, or added to if
+/// `accumulate`, as when they already hold what backward() gave. Throws as decay_keys does.
 template <class Scalar>
 void decay_keys_backward(std::type_identity_t<TokenView<const Scalar>> k,
                          std::type_identity_t<GateView<const Scalar>> log_alpha,

@@ -1,4 +1,5 @@
-// What a forward pass keeps for the backward pass: the state at chunk boundaries, never a state per token.
+/// \file
+/// What a forward pass keeps for the backward pass: the state at chunk boundaries, never a state per token.
 #pragma once
 
 #include <algorithm>
@@ -20,27 +21,26 @@ struct Recorded;
 
 }  // namespace detail
 
-// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x. It
-// can be used again, for any shape.
-//
-// It holds 2 K V scalars for each `checkpoint_interval` chunks of a head's sequence (more chunks than there
-// are: the initial state alone), and V for each token if `keep_u`: u = v_t - p_t S_{t-1}, which the backward
-// pass otherwise solves for again. The backward pass rebuilds everything else chunk by chunk, with room for
-// the states of one interval; of an interval of several chunks all but the last are rebuilt twice.
+/// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x. It
+/// can be used again, for any shape.
+///
+/// It holds 2 K V scalars for each `checkpoint_interval` chunks of a head's sequence (more chunks than there
+/// are: the initial state alone), and V for each token if `keep_u`: u = v_t - p_t S_{t-1}, which the backward
+/// pass otherwise solves for again. The backward pass rebuilds everything else chunk by chunk, with room for
+/// the states of one interval; of an interval of several chunks all but the last are rebuilt twice.
 template <class Scalar>
 class Saved {
  public:
-  // Throws std::invalid_argument if checkpoint_interval < 1.
+  /// checkpoint_interval: chunks from one kept state to the next. Throws std::invalid_argument if it is < 1.
   explicit Saved(Index checkpoint_interval = 1, bool keep_u = false)
       : wanted_interval_(checkpoint_interval), keep_u_(keep_u) {
     if (checkpoint_interval < 1)
       detail::Check("Saved").fail("checkpoint_interval = ", checkpoint_interval, " is less than 1");
   }
 
-  bool empty() const {
-    return !filled_ || first_.empty();
-  }                                                 // no forward pass filled it, or it was moved from
-  Index chunk_size() const { return chunk_size_; }  // of the forward pass that filled it
+  /// Did no forward pass fill it, or was it moved from?
+  bool empty() const { return !filled_ || first_.empty(); }
+  Index chunk_size() const { return chunk_size_; }  ///< of the pass that filled it; 0: none did
 
  private:
   friend struct detail::Record<Scalar>;

@@ -1,5 +1,6 @@
-// Mamba's selective scan: scan_forward() and scan_backward() over whole sequences, scan_step() for one token
-// of decoding. See selective_scan/inputs.hpp for the definition, shapes and ranges.
+/// \file
+/// Mamba's selective scan: scan_forward() and scan_backward() over whole sequences, scan_step() for one token
+/// of decoding. See selective_scan/inputs.hpp for the definition, shapes and ranges.
 #pragma once
 
 #include "momentum_delta/selective_scan/backward.hpp"
@@ -33,13 +34,13 @@ void scan_forward(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scalar
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// Computes y.out, and y.final_state if wanted, from x. Both algorithms give the same values up to rounding;
-// automatic is the recurrent form, which has half the chunk form's exponentials and does not need its memory
-// for a state a chunk. The chunk form is for more threads than there are panels of channels (a cache line of
-// them, of one sequence): its chunks are tasks of their own.
-// Throws std::invalid_argument, before anything is written, if a shape or stride does not fit, if a delta or
-// delta_bias is not finite, if dt would be negative, if an A is positive or not a number, or if an output
-// shares memory with anything else.
+/// Computes y.out, and y.final_state if wanted, from x. Both algorithms give the same values up to rounding;
+/// automatic is the recurrent form, which has half the chunk form's exponentials and does not need its memory
+/// for a state a chunk. The chunk form is for more threads than there are panels of channels (a cache line of
+/// them, of one sequence): its chunks are tasks of their own.
+/// Throws std::invalid_argument, before anything is written, if a shape, stride or option does not fit, if a
+/// delta or delta_bias is not finite, if dt would be negative, if an A is positive or not a number, or if an
+/// output shares memory with anything else.
 template <class Scalar, class Storage>
 void scan_forward(const ScanInputs<Scalar, Storage>& x,
                   const std::type_identity_t<ScanOutputs<Scalar, Storage>>& y,
@@ -52,7 +53,8 @@ void scan_forward(const ScanInputs<Scalar, Storage>& x,
   detail::scan_forward(x, y, options, {});
 }
 
-// scan_forward(x, y, options), the same bits, that also fills `saved` for scan_backward().
+/// scan_forward(x, y, options), the same bits, that also fills `saved` for scan_backward(). Throws as that
+/// does.
 template <class Scalar, class Storage>
 void scan_forward(const ScanInputs<Scalar, Storage>& x,
                   const std::type_identity_t<ScanOutputs<Scalar, Storage>>& y, ScanSaved<Scalar>& saved,
@@ -66,13 +68,13 @@ void scan_forward(const ScanInputs<Scalar, Storage>& x,
   detail::ScanRecord<Scalar>::finish(saved, chunk_size);
 }
 
-// Gradients dx of a loss by the inputs x, from dy, those by the outputs of scan_forward(x, y, saved): see
-// ScanInputGradients for what is assigned and what is added. x must hold the values that scan_forward() saw.
-// The chunk size is the one that `saved` was made with, and the algorithm is the same whatever the options
-// say (selective_scan/backward.hpp). The results are the same bits for any number of threads.
-// Throws std::invalid_argument as scan_forward() does, before anything is written, and if `saved` was not
-// filled by a forward pass of these shapes and options.chunk_size, if set, or if a gradient of an absent
-// input is asked for.
+/// Gradients dx of a loss by the inputs x, from dy, those by the outputs of scan_forward(x, y, saved): see
+/// ScanInputGradients for what is assigned and what is added. x must hold the values that scan_forward() saw.
+/// The chunk size is the one that `saved` was made with, and the algorithm is the same whatever the options
+/// say (selective_scan/backward.hpp). The results are the same bits for any number of threads.
+/// Throws std::invalid_argument as scan_forward() does, before anything is written, and if `saved` was not
+/// filled by a forward pass of these shapes and options.chunk_size, if set, or if a gradient of an absent
+/// input is asked for.
 template <class Scalar, class Storage>
 void scan_backward(const ScanInputs<Scalar, Storage>& x, const ScanSaved<Scalar>& saved,
                    const std::type_identity_t<ScanOutputGradients<Scalar, Storage>>& dy,
@@ -89,9 +91,9 @@ void scan_backward(const ScanInputs<Scalar, Storage>& x, const ScanSaved<Scalar>
   detail::scan_gradients(x, detail::ScanRecord<Scalar>::states(saved), saved.chunk_size(), dy, dx, options);
 }
 
-// One token (T = 1) of B sequences: state, [B, D, N], is updated in place and out, [B, 1, D], is assigned.
-// Throws std::invalid_argument as scan_forward() does, and if x has not exactly one token, or an initial
-// state (the state is an argument), or if options ask for the chunk form.
+/// One token (T = 1) of B sequences: state, [B, D, N], is updated in place and out, [B, 1, D], is assigned.
+/// Throws std::invalid_argument as scan_forward() does, and if x has not exactly one token, or an initial
+/// state (the state is an argument), or if options ask for the chunk form or set a chunk size.
 template <class Scalar, class Storage>
 void scan_step(const ScanInputs<Scalar, Storage>& x, std::type_identity_t<ArrayView<Scalar, 3>> state,
                std::type_identity_t<ArrayView<Storage, 3>> out, const ScanOptions& options = {}) {

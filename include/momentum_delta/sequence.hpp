@@ -1,4 +1,5 @@
-// What a call takes and gives: Inputs, Outputs, Options. Logs are natural.
+/// \file
+/// What a call takes and gives: Inputs, Outputs, Options. Logs are natural.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +13,16 @@ namespace momentum_delta {
 class Executor;   // executor.hpp
 class Workspace;  // workspace.hpp
 
-// B sequences of T tokens. q and k have HK heads, v and the gates have HV, p has either; value head h reads
-// query, key and (if it has HK heads) p head h / (HV / HK), so HV is a positive multiple of HK.
-//
-// Storage is the type of q, k, v, p, o and their gradients in memory: Scalar, or Eigen::bfloat16 or
-// Eigen::half with a Scalar of float. Everything is computed in Scalar, and rounded once to be stored, to
-// nearest even.
+/// What forward(), backward() and step() read: B sequences of T tokens. q and k have HK heads, v and the
+/// gates have HV, p has either; value head h reads query, key and (if it has HK heads) p head h / (HV / HK),
+/// so HV is a positive multiple of HK.
+///
+/// Storage is the type of q, k, v, p, o and their gradients in memory: Scalar, or Eigen::bfloat16 or
+/// Eigen::half with a Scalar of float. Everything is computed in Scalar, and rounded once to be stored, to
+/// nearest even. Scalar is float, double, long double, or std::complex of one of them, for derivatives of
+/// forward() by complex step.
+///
+/// The values of q, k, v, p and of states are not checked; the gates' are.
 template <class Scalar, class Storage = Scalar>
 struct Inputs {
   static_assert(detail::is_compute_scalar<Scalar>,
@@ -26,80 +31,85 @@ struct Inputs {
       detail::is_storage_of<Storage, Scalar>,
       "momentum_delta: Storage must be Scalar, or Eigen::bfloat16 or Eigen::half with Scalar = float");
 
-  TokenView<const Storage> q{};  // [B, T, HK, K]
-  TokenView<const Storage> k{};  // [B, T, HK, K]
-  TokenView<const Storage> v{};  // [B, T, HV, V]
-  TokenView<const Storage> p{};  // [B, T, HK or HV, K]; the vector that reads S, exactly as used; absent: k
+  TokenView<const Storage> q{};  ///< [B, T, HK, K]
+  TokenView<const Storage> k{};  ///< [B, T, HK, K]
+  TokenView<const Storage> v{};  ///< [B, T, HV, V]
+  TokenView<const Storage> p{};  ///< [B, T, HK or HV, K]; the vector that reads S, exactly as used; absent: k
 
-  GateView<const Scalar> log_alpha{};  // [B, T, HV] in [-inf, 0]; absent: 0, no decay of S
-  GateView<const Scalar> log_mu{};     // [B, T, HV] in [-inf, 0]; absent: -inf, no momentum
-  GateView<const Scalar> beta{};       // [B, T, HV] finite; absent: 1
-  GateView<const Scalar> eta{};        // [B, T, HV] finite; absent: 1
+  GateView<const Scalar> log_alpha{};  ///< [B, T, HV] in [-inf, 0]; absent: 0, no decay of S
+  GateView<const Scalar> log_mu{};     ///< [B, T, HV] in [-inf, 0]; absent: -inf, no momentum
+  GateView<const Scalar> beta{};       ///< [B, T, HV] finite; absent: 1
+  GateView<const Scalar> eta{};        ///< [B, T, HV] finite; absent: 1
 
-  StateView<const Scalar> initial_S{};  // [N, HV, K, V]; absent: 0
-  StateView<const Scalar> initial_M{};  // [N, HV, K, V]; absent: 0
+  StateView<const Scalar> initial_S{};  ///< [N, HV, K, V]; absent: 0
+  StateView<const Scalar> initial_M{};  ///< [N, HV, K, V]; absent: 0
 
-  // Packed sequences: B is 1 and sequence n has the tokens [cu_seqlens[n], cu_seqlens[n + 1]). The offsets
-  // start at 0, never decrease and end at T; N is one less than their number. Empty: not packed, N = B.
+  /// Packed sequences: B is 1 and sequence n has the tokens [cu_seqlens[n], cu_seqlens[n + 1]). The offsets
+  /// start at 0, never decrease and end at T; N is one less than their number. Empty: not packed, N = B.
   std::span<const Index> cu_seqlens{};
 
-  std::optional<Scalar> scale{};  // factor of q, finite; absent: 1 / sqrt(K)
+  std::optional<Scalar> scale{};  ///< factor of q, finite; absent: 1 / sqrt(K)
 };
 
-// Every element is assigned. No output may share memory with an input or with another output, except that
-// final_S may be exactly the view initial_S, and final_M exactly initial_M: the state is then updated in
-// place.
+/// What forward() writes. Every element is assigned. No output may share memory with an input or with another
+/// output, except that final_S may be exactly the view initial_S, and final_M exactly initial_M: the state is
+/// then updated in place.
 template <class Scalar, class Storage = Scalar>
 struct Outputs {
-  TokenView<Storage> o{};       // [B, T, HV, V]
-  StateView<Scalar> final_S{};  // [N, HV, K, V]; absent: not wanted
-  StateView<Scalar> final_M{};  // [N, HV, K, V]; absent: not wanted
+  TokenView<Storage> o{};       ///< [B, T, HV, V]
+  StateView<Scalar> final_S{};  ///< [N, HV, K, V]; absent: not wanted
+  StateView<Scalar> final_M{};  ///< [N, HV, K, V]; absent: not wanted
 };
 
-// Upstream gradients, of a loss by forward()'s outputs. Absent: 0.
+/// Upstream gradients, of a loss by forward()'s outputs. Absent: 0.
 template <class Scalar, class Storage = Scalar>
 struct OutputGradients {
-  TokenView<const Storage> do_{};      // [B, T, HV, V]; "do" is a keyword
-  StateView<const Scalar> dfinal_S{};  // [N, HV, K, V]
-  StateView<const Scalar> dfinal_M{};  // [N, HV, K, V]
+  TokenView<const Storage> do_{};      ///< [B, T, HV, V], by o; "do" is a keyword
+  StateView<const Scalar> dfinal_S{};  ///< [N, HV, K, V], by final_S
+  StateView<const Scalar> dfinal_M{};  ///< [N, HV, K, V], by final_M
 };
 
-// Gradients of the loss by forward()'s inputs, natural logs for the gates; each has the shape of its input.
-// Absent: not wanted. dq, dk and dp of heads that a group shares are sums over the group. If p is absent, k
-// reads S too and dk is the gradient of both. An absent p or gate is a constant, and its gradient must be
-// absent.
-// Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything else,
-// except that without `accumulate` dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly
-// dfinal_M.
+/// Gradients of the loss by forward()'s inputs, natural logs for the gates; each has the shape of its input.
+/// Absent: not wanted. dq, dk and dp of heads that a group shares are sums over the group. If p is absent, k
+/// reads S too and dk is the gradient of both. An absent p or gate is a constant, and its gradient must be
+/// absent.
+/// Every element is assigned, or added to if `accumulate`. No gradient may share memory with anything else,
+/// except that without `accumulate` dinitial_S may be exactly the view dfinal_S, and dinitial_M exactly
+/// dfinal_M.
 template <class Scalar, class Storage = Scalar>
 struct InputGradients {
-  TokenView<Storage> dq{};         // [B, T, HK, K]
-  TokenView<Storage> dk{};         // [B, T, HK, K]
-  TokenView<Storage> dv{};         // [B, T, HV, V]
-  TokenView<Storage> dp{};         // [B, T, HK or HV, K]
-  GateView<Scalar> dlog_alpha{};   // [B, T, HV]; exactly 0 where log_alpha is -inf
-  GateView<Scalar> dlog_mu{};      // [B, T, HV]; exactly 0 where log_mu is -inf
-  GateView<Scalar> dbeta{};        // [B, T, HV]
-  GateView<Scalar> deta{};         // [B, T, HV]
-  StateView<Scalar> dinitial_S{};  // [N, HV, K, V]
-  StateView<Scalar> dinitial_M{};  // [N, HV, K, V]
+  TokenView<Storage> dq{};         ///< [B, T, HK, K]
+  TokenView<Storage> dk{};         ///< [B, T, HK, K]
+  TokenView<Storage> dv{};         ///< [B, T, HV, V]
+  TokenView<Storage> dp{};         ///< [B, T, HK or HV, K]
+  GateView<Scalar> dlog_alpha{};   ///< [B, T, HV]; exactly 0 where log_alpha is -inf
+  GateView<Scalar> dlog_mu{};      ///< [B, T, HV]; exactly 0 where log_mu is -inf
+  GateView<Scalar> dbeta{};        ///< [B, T, HV]
+  GateView<Scalar> deta{};         ///< [B, T, HV]
+  StateView<Scalar> dinitial_S{};  ///< [N, HV, K, V]
+  StateView<Scalar> dinitial_M{};  ///< [N, HV, K, V]
 
-  bool accumulate = false;
+  bool accumulate = false;  ///< add to what the gradients hold
 };
 
+/// The form in which a call computes a rule. All give the same values up to rounding.
 enum class Algorithm {
-  automatic,  // the faster form for the shape and the call: see batch.hpp
-  recurrent,  // token by token, the definition
-  chunk,  // chunk_size tokens at a time; equal to recurrent up to rounding (of what: see chunk/forward.hpp)
+  automatic,  ///< the faster form for the call: recurrent, but in backward() chunk
+  recurrent,  ///< token by token, the definition
+  chunk,  ///< chunk_size tokens at a time; equal to recurrent up to rounding (of what: see chunk/forward.hpp)
 };
 
+/// How a call computes the rule.
 struct Options {
-  Algorithm algorithm = Algorithm::automatic;
-  std::optional<Index> chunk_size{};      // >= 1; absent: see choose_chunk_size in batch.hpp
-  bool allow_positive_log_gates = false;  // log_alpha and log_mu in [-inf, inf): the state may grow
-  Executor* executor =
-      nullptr;  // who runs the heads; null: the calling thread. The results are the same bits
-  Workspace* workspace = nullptr;  // memory to use and keep; null: allocated for the call
+  Algorithm algorithm = Algorithm::automatic;  ///< the form; step() takes no chunk
+  /// Tokens of a chunk, >= 1; a Saved keeps states at chunk boundaries, whatever the form. Absent: 16, or 32
+  /// where K V >= 2^17; with a Saved 32, or 64 where K V >= 2^16. In backward() absent or that of `saved`; in
+  /// step() absent.
+  std::optional<Index> chunk_size{};
+  bool allow_positive_log_gates = false;  ///< log_alpha and log_mu in [-inf, inf): the state may grow
+  /// Who runs the heads; null: the calling thread. The results are the same bits.
+  Executor* executor = nullptr;
+  Workspace* workspace = nullptr;  ///< memory to use and keep; null: allocated for the call
 };
 
 namespace detail {

@@ -1,4 +1,5 @@
-// Scalars, indices and the matrix aliases that every other header uses.
+/// \file
+/// Scalars, indices and the matrix aliases that every other header uses.
 #pragma once
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
@@ -12,9 +13,12 @@
 
 #include "momentum_delta/detail/target.hpp"
 
+/// The momentum delta rule, the MomentumDeltaNet layer around it and Mamba's selective scan. Log gates are
+/// natural logs. A call that gets what it cannot take throws std::invalid_argument
+/// "momentum_delta::<function>: <argument> ...".
 namespace momentum_delta {
 
-// Sizes, strides and offsets: 64 bits everywhere, in elements.
+/// Sizes, strides and offsets: 64 bits everywhere, in elements.
 using Index = std::int64_t;
 static_assert(sizeof(Eigen::Index) == sizeof(Index),
               "momentum_delta: Eigen's index type must have 64 bits (see EIGEN_DEFAULT_DENSE_INDEX_TYPE)");

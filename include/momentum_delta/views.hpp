@@ -1,5 +1,6 @@
-// Views of the caller's memory. A view owns nothing and copies nothing; it must not outlive what it views.
-// Strides count elements. No Eigen type is stored, so a view means the same under every compiler flag.
+/// \file
+/// Views of the caller's memory. A view owns nothing and copies nothing; it must not outlive what it views.
+/// Strides count elements. No Eigen type is stored, so a view means the same under every compiler flag.
 #pragma once
 
 #include <array>
@@ -20,19 +21,22 @@ concept MutableOf = std::is_same_v<const Mutable, Scalar> && !std::is_const_v<Mu
 
 }  // namespace detail
 
-// A strided array of `Rank` dimensions, strides >= 0. A default-constructed view, no memory and only sizes of
-// 0, stands for an absent argument.
+/// A strided array of `Rank` dimensions, strides >= 0. A default-constructed view, no memory and only sizes
+/// of 0, stands for an absent argument.
 template <class Scalar, std::size_t Rank>
 struct StridedView {
-  Scalar* data = nullptr;
-  std::array<Index, Rank> shape{};
-  std::array<Index, Rank> stride{};
+  Scalar* data = nullptr;            ///< element [0, 0, ..]; may be null where there are no elements
+  std::array<Index, Rank> shape{};   ///< sizes >= 0
+  std::array<Index, Rank> stride{};  ///< elements from one index to the next, >= 0; 0 repeats what is read
 
+  /// An absent argument.
   constexpr StridedView() = default;
+  /// Any strides >= 0, in elements. Sizes and strides are checked by the calls that take the view; those of
+  /// an output must give each element memory of its own.
   constexpr StridedView(Scalar* memory, std::array<Index, Rank> sizes, std::array<Index, Rank> strides)
       : data(memory), shape(sizes), stride(strides) {}
-  // Contiguous, last dimension fastest. A stride that would overflow is the largest there is, which every
-  // call refuses.
+  /// Contiguous, last dimension fastest. A stride that would overflow is the largest there is, which every
+  /// call refuses.
   constexpr StridedView(Scalar* memory, std::array<Index, Rank> sizes) : data(memory), shape(sizes) {
     constexpr Index most = std::numeric_limits<Index>::max();
     Index step = 1;
@@ -45,14 +49,17 @@ struct StridedView {
     }
   }
 
+  /// Is a size 0?
   constexpr bool empty() const {
     for (const Index size : shape)
       if (size == 0) return true;
     return false;
   }
+  /// Does it stand for an absent argument, null and of size 0 throughout?
   constexpr bool absent() const { return data == nullptr && shape == std::array<Index, Rank>{}; }
 
  protected:  // each kind of view is made from its own kind only
+  /// A view of const Scalar of what a view of Scalar sees.
   template <detail::MutableOf<Scalar> Mutable>
   constexpr StridedView(const StridedView<Mutable, Rank>& other)
       : data(other.data), shape(other.shape), stride(other.stride) {}
@@ -103,18 +110,23 @@ EigenMemory<Scalar> memory_of(Argument&& m) {
 
 }  // namespace detail
 
-// Vectors of tokens, [B, T, H, D]: q, k, p (D = K), v and o (D = V). The D elements of a vector are
-// contiguous. A T x D row-major Eigen matrix, map or block is one head of one sequence: [1, T, 1, D].
+/// Vectors of tokens, [B, T, H, D]: q, k, p (D = K), v and o (D = V). The D elements of a vector are
+/// contiguous. A T x D row-major Eigen matrix, map or block is one head of one sequence: [1, T, 1, D].
 template <class Scalar>
 struct TokenView : StridedView<Scalar, 4> {
   using StridedView<Scalar, 4>::StridedView;
+  /// An absent argument.
   constexpr TokenView() = default;
+  /// A view of const Scalar of what a view of Scalar sees.
   template <detail::MutableOf<Scalar> Mutable>
   constexpr TokenView(const TokenView<Mutable>& other) : StridedView<Scalar, 4>(other) {}
+  /// T x D, row-major: one head of one sequence, [1, T, 1, D]. A matrix, map, block or Ref of the view's
+  /// scalar; what would have to be copied, or is gone before it is read, does not compile.
   template <detail::EigenDense Argument>
   TokenView(Argument&& m) : TokenView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {}
 
-  // Tokens [t, t + count) of one head: count x D. Without elements every row is where the data is, null too.
+  /// Tokens [t, t + count) of one head: count x D. Indices are not checked. Without elements every row is
+  /// where the data is, null too.
   detail::RowsMap<Scalar> rows(Index b, Index h, Index t, Index count) const {
     const auto& s = this->stride;
     const bool none = this->empty();
@@ -128,20 +140,24 @@ struct TokenView : StridedView<Scalar, 4> {
                                {m.rows * m.row_stride, m.row_stride, m.cols, m.col_stride}) {}
 };
 
-// One number a token and value head, [B, T, H]: log_alpha, log_mu, beta, eta. Any strides >= 0.
-// An Eigen vector of length T is one head of one sequence; a T x H row-major matrix is H heads of one.
+/// One number a token and value head, [B, T, H]: log_alpha, log_mu, beta, eta. Any strides >= 0.
+/// An Eigen vector of length T is one head of one sequence; a T x H row-major matrix is H heads of one.
 template <class Scalar>
 struct GateView : StridedView<Scalar, 3> {
   using StridedView<Scalar, 3>::StridedView;
+  /// An absent argument.
   constexpr GateView() = default;
+  /// A view of const Scalar of what a view of Scalar sees.
   template <detail::MutableOf<Scalar> Mutable>
   constexpr GateView(const GateView<Mutable>& other) : StridedView<Scalar, 3>(other) {}
+  /// A vector of T, as [1, T, 1], or row-major T x H, as [1, T, H]. A matrix, map, block or Ref of the view's
+  /// scalar; what would have to be copied, or is gone before it is read, does not compile.
   template <detail::EigenDense Argument>
   GateView(Argument&& m)
       : GateView(detail::memory_of<Scalar>(std::forward<Argument>(m)),
                  bool(std::remove_cvref_t<Argument>::IsVectorAtCompileTime)) {}
 
-  // The gate of one token.
+  /// The gate of one token. Indices are not checked.
   Scalar& at(Index b, Index t, Index h) const {
     const auto& s = this->stride;
     return this->data[b * s[0] + t * s[1] + h * s[2]];
@@ -155,18 +171,22 @@ struct GateView : StridedView<Scalar, 3> {
   }
 };
 
-// S or M of every sequence and value head, [N, H, K, V]; N is B, or the number of packed sequences.
-// The V elements of a row are contiguous. A K x V row-major Eigen matrix, map or block is [1, 1, K, V].
+/// S or M of every sequence and value head, [N, H, K, V]; N is B, or the number of packed sequences.
+/// The V elements of a row are contiguous. A K x V row-major Eigen matrix, map or block is [1, 1, K, V].
 template <class Scalar>
 struct StateView : StridedView<Scalar, 4> {
   using StridedView<Scalar, 4>::StridedView;
+  /// An absent argument.
   constexpr StateView() = default;
+  /// A view of const Scalar of what a view of Scalar sees.
   template <detail::MutableOf<Scalar> Mutable>
   constexpr StateView(const StateView<Mutable>& other) : StridedView<Scalar, 4>(other) {}
+  /// K x V, row-major: one head of one sequence, [1, 1, K, V]. A matrix, map, block or Ref of the view's
+  /// scalar; what would have to be copied, or is gone before it is read, does not compile.
   template <detail::EigenDense Argument>
   StateView(Argument&& m) : StateView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {}
 
-  // One head's state: K x V.
+  /// One head's state: K x V. Indices are not checked.
   detail::RowsMap<Scalar> matrix(Index n, Index h) const {
     const auto& s = this->stride;
     const bool none = this->empty();
@@ -180,21 +200,26 @@ struct StateView : StridedView<Scalar, 4> {
                                {m.rows * m.row_stride, m.rows * m.row_stride, m.row_stride, m.col_stride}) {}
 };
 
-// An array whose last dimension is contiguous: [B, T, D], [B, D, N], [D, N] or [D] of the selective scan. An
-// Eigen row-major matrix is the last two dimensions, each before them 1; an Eigen vector is [D].
+/// An array whose last dimension is contiguous: [B, T, D], [B, D, N], [D, N] or [D] of the selective scan. An
+/// Eigen row-major matrix is the last two dimensions, each before them 1; an Eigen vector is [D].
 template <class Scalar, std::size_t Rank>
 struct ArrayView : StridedView<Scalar, Rank> {
   using StridedView<Scalar, Rank>::StridedView;
+  /// An absent argument.
   constexpr ArrayView() = default;
+  /// A view of const Scalar of what a view of Scalar sees.
   template <detail::MutableOf<Scalar> Mutable>
   constexpr ArrayView(const ArrayView<Mutable, Rank>& other) : StridedView<Scalar, Rank>(other) {}
+  /// A row-major matrix as the last two dimensions; of rank 1, a vector. A matrix, map, block or Ref of the
+  /// view's scalar; what would have to be copied, or is gone before it is read, does not compile.
   template <detail::EigenDense Argument>
   ArrayView(Argument&& m) : ArrayView(detail::memory_of<Scalar>(std::forward<Argument>(m))) {
     static_assert(Rank > 1 || bool(std::remove_cvref_t<Argument>::IsVectorAtCompileTime),
                   "momentum_delta: one number a channel is an Eigen vector");
   }
 
-  // Where the last dimension starts; null, without elements, is everywhere null.
+  /// Where the last dimension starts, at the other Rank - 1 indices, which are not checked. Where the data is
+  /// null, null.
   template <class... Indices>
   Scalar* row(Indices... i) const {
     static_assert(sizeof...(i) == Rank - 1);

@@ -1,4 +1,5 @@
-// Memory that calls use and keep for the next call.
+/// \file
+/// Memory that calls use and keep for the next call.
 #pragma once
 
 #include <algorithm>
@@ -58,11 +59,12 @@ class Memory {
 
 }  // namespace detail
 
-// Set as options.workspace, it serves any number of calls of any shape and type, one at a time. It grows to
-// the largest need and then allocates no more. Without one, each call allocates and frees its own.
+/// Set as options.workspace, it serves any number of calls of any shape and type, one at a time: two calls at
+/// once need two. It grows to the largest need and then allocates no more. Without one, each call allocates
+/// and frees its own.
 class Workspace {
  public:
-  std::size_t bytes() const { return memory_.bytes(); }
+  std::size_t bytes() const { return memory_.bytes(); }  ///< that it holds: the largest need so far
 
  private:
   friend struct detail::Scratch;

@@ -1,28 +1,29 @@
-// Gradients of the chunk form (forward.hpp), chunk by chunk in reverse. From do, dS_n, dM_n:
-//
-//   kS = kt dS_n, kM = kt dM_n
-//   du  = Q^T do + G_n .* kS - D_n .* kM
-//   dR  = (I + N)^{-T} du                                     by the right-hand side of the solve; dv = dR
-//   X   = -(dR u^T)_{j<t} .* G_{t-1,j}                        by p_t . kt_j
-//   Y   = (do u^T)_{j<=t} .* G_tj                             by q_t . kt_j
-//   dq  = A_t (do S_0^T) - b_t (do M_0^T) + Y kt
-//   dp  = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T) + X kt
-//   dkt = Y^T q + X^T p + G_n .* (u dS_n^T) - D_n .* (u dM_n^T)
-//   dS_0 = A_n dS_n + q^T (A_t do) - p^T (A_{t-1} dR)
-//   dM_0 = -b_n dS_n + m_n dM_n - q^T (b_t do) + p^T (b_{t-1} dR)
-//
-// and by the mask, whose own gradients are in decay_mask.hpp,
-//
-//   dG_tj = (do u^T)_tj (q kt^T)_tj - (dR u^T)_{t+1,j} (p kt^T)_{t+1,j};  row n also kS_j . u_j
-//   dA_t  = do_t . (q_t S_0) - dR_{t+1} . (p_{t+1} S_0);                  A_n also <dS_n, S_0>
-//   db_t  = -do_t . (q_t M_0) + dR_{t+1} . (p_{t+1} M_0);                 b_n also -<dS_n, M_0>
-//   dD_nj = -kM_j . u_j;  dm_n = <dM_n, M_0>
-//
-// (do_t . (q_t S_0) is q_t . (do_t S_0^T), which dq has computed; kS_j . u_j is kt_j . (u_j dS_n^T).)
-// Last, dq *= scale, dk = eta dkt, deta = k . dkt.
-//
-// Products with S_0^T, M_0^T, dS_n^T and dM_n^T are computed transposed, (do S_0^T)^T = S_0 do^T: the small
-// matrix is transposed, not the state.
+/// \file
+/// Gradients of the chunk form (forward.hpp), chunk by chunk in reverse. From do, dS_n, dM_n:
+///
+///     kS = kt dS_n, kM = kt dM_n
+///     du  = Q^T do + G_n .* kS - D_n .* kM
+///     dR  = (I + N)^{-T} du                                     by the right-hand side of the solve; dv = dR
+///     X   = -(dR u^T)_{j<t} .* G_{t-1,j}                        by p_t . kt_j
+///     Y   = (do u^T)_{j<=t} .* G_tj                             by q_t . kt_j
+///     dq  = A_t (do S_0^T) - b_t (do M_0^T) + Y kt
+///     dp  = -A_{t-1} (dR S_0^T) + b_{t-1} (dR M_0^T) + X kt
+///     dkt = Y^T q + X^T p + G_n .* (u dS_n^T) - D_n .* (u dM_n^T)
+///     dS_0 = A_n dS_n + q^T (A_t do) - p^T (A_{t-1} dR)
+///     dM_0 = -b_n dS_n + m_n dM_n - q^T (b_t do) + p^T (b_{t-1} dR)
+///
+/// and by the mask, whose own gradients are in decay_mask.hpp,
+///
+///     dG_tj = (do u^T)_tj (q kt^T)_tj - (dR u^T)_{t+1,j} (p kt^T)_{t+1,j};  row n also kS_j . u_j
+///     dA_t  = do_t . (q_t S_0) - dR_{t+1} . (p_{t+1} S_0);                  A_n also <dS_n, S_0>
+///     db_t  = -do_t . (q_t M_0) + dR_{t+1} . (p_{t+1} M_0);                 b_n also -<dS_n, M_0>
+///     dD_nj = -kM_j . u_j;  dm_n = <dM_n, M_0>
+///
+/// (do_t . (q_t S_0) is q_t . (do_t S_0^T), which dq has computed; kS_j . u_j is kt_j . (u_j dS_n^T).)
+/// Last, dq *= scale, dk = eta dkt, deta = k . dkt.
+///
+/// Products with S_0^T, M_0^T, dS_n^T and dM_n^T are computed transposed, (do S_0^T)^T = S_0 do^T: the small
+/// matrix is transposed, not the state.
 #pragma once
 
 #include <algorithm>

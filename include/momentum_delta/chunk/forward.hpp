@@ -1,23 +1,24 @@
-// The momentum delta rule, a chunk of n tokens at a time. With the decay mask (decay_mask.hpp), kt = eta k,
-// and S_0, M_0 the state before the chunk, unrolling the recurrence over the chunk gives
-//
-//   N = [p_t . kt_j G_{t-1,j}]_{j<t}                          strictly lower
-//   (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0)         unit lower triangular, solved for u
-//   Q = [q_t . kt_j G_tj]_{j<=t}                              lower
-//   o   = A_t (q S_0) - b_t (q M_0) + Q u
-//   S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u
-//   M_n = m_n M_0 - (kt .* D_n)^T u
-//
-// with q already scaled. Token t of the formulas is row t - 1 here. A later token never meets an earlier
-// output, not even multiplied by 0: the loops end at the diagonal, so a NaN in the future cannot leak into
-// the past.
-//
-// Rounding. The mask is exact to rounding for gates <= 0, but u is a difference of what v, S_0 and the
-// earlier u of the chunk contribute: its error is relative to the largest of them, until the chunk ends.
-// Where a key overwrites a value that was 1e4 times larger, what follows in that chunk has up to 1e4 times
-// the rounding error of the recurrence, which corrects itself at every token. Smaller chunks shorten this;
-// chunks of one token are the recurrence. A product of decays inside a chunk is 0 below the smallest normal
-// number; positive log gates must not sum to more than the range of exp (88 in float) inside a chunk.
+/// \file
+/// The momentum delta rule, a chunk of n tokens at a time. With the decay mask (decay_mask.hpp), kt = eta k,
+/// and S_0, M_0 the state before the chunk, unrolling the recurrence over the chunk gives
+///
+///     N = [p_t . kt_j G_{t-1,j}]_{j<t}                          strictly lower
+///     (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0)         unit lower triangular, solved for u
+///     Q = [q_t . kt_j G_tj]_{j<=t}                              lower
+///     o   = A_t (q S_0) - b_t (q M_0) + Q u
+///     S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u
+///     M_n = m_n M_0 - (kt .* D_n)^T u
+///
+/// with q already scaled. Token t of the formulas is row t - 1 here. A later token never meets an earlier
+/// output, not even multiplied by 0: the loops end at the diagonal, so a NaN in the future cannot leak into
+/// the past.
+///
+/// Rounding. The mask is exact to rounding for gates <= 0, but u is a difference of what v, S_0 and the
+/// earlier u of the chunk contribute: its error is relative to the largest of them, until the chunk ends.
+/// Where a key overwrites a value that was 1e4 times larger, what follows in that chunk has up to 1e4 times
+/// the rounding error of the recurrence, which corrects itself at every token. Smaller chunks shorten this;
+/// chunks of one token are the recurrence. A product of decays inside a chunk is 0 below the smallest normal
+/// number; positive log gates must not sum to more than the range of exp (88 in float) inside a chunk.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// softplus and sigmoid (activations.hpp) of rows and arrays. Lane by lane, wherever the row stands.
+/// \file
+/// softplus and sigmoid (activations.hpp) of rows and arrays. Lane by lane, wherever the row stands.
 #pragma once
 
 #include "momentum_delta/activations.hpp"

@@ -1,5 +1,6 @@
-// Between float and its storage types, in the compiler's vectors: Eigen 3.4 converts bfloat16, and half
-// without AVX-512, one element at a time, which would cost the recurrence a fifth of its speed.
+/// \file
+/// Between float and its storage types, in the compiler's vectors: Eigen 3.4 converts bfloat16, and half
+/// without AVX-512, one element at a time, which would cost the recurrence a fifth of its speed.
 #pragma once
 
 #include <algorithm>

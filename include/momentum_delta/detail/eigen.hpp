@@ -1,5 +1,6 @@
-// Eigen, without its own warnings: a program that adds Eigen's folder with -I rather than -isystem would see
-// them.
+/// \file
+/// Eigen, without its own warnings: a program that adds Eigen's folder with -I rather than -isystem would see
+/// them.
 #pragma once
 
 #if defined(__GNUC__)

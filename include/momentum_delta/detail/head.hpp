@@ -1,4 +1,5 @@
-// One value head of one sequence, as the kernels see it.
+/// \file
+/// One value head of one sequence, as the kernels see it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// Where a backward kernel leaves the gradients of one head of one sequence, and where it reads the upstream
-// ones.
+/// \file
+/// Where a backward kernel leaves the gradients of one head of one sequence, and where it reads the upstream
+/// ones.
 #pragma once
 
 #include "momentum_delta/detail/head.hpp"

@@ -1,4 +1,5 @@
-// Which bytes a strided view touches, and whether two views touch a common one.
+/// \file
+/// Which bytes a strided view touches, and whether two views touch a common one.
 #pragma once
 
 #include <algorithm>

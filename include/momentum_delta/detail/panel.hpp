@@ -1,6 +1,7 @@
-// The unit of the fast kernels: a row of one cache line, and the tile of rows that a product keeps in
-// registers. A panel is a K x W or n x W matrix of such rows, contiguous, whose columns past the tensor's
-// edge are 0.
+/// \file
+/// The unit of the fast kernels: a row of one cache line, and the tile of rows that a product keeps in
+/// registers. A panel is a K x W or n x W matrix of such rows, contiguous, whose columns past the tensor's
+/// edge are 0.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Matrix products and loops cut into tasks whose bits do not depend on who runs them.
+/// \file
+/// Matrix products and loops cut into tasks whose bits do not depend on who runs them.
 #pragma once
 
 #include <algorithm>

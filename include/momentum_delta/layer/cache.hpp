@@ -1,4 +1,5 @@
-// What decoding carries from token to token.
+/// \file
+/// What decoding carries from token to token.
 #pragma once
 
 #include <vector>
@@ -7,12 +8,13 @@
 
 namespace momentum_delta {
 
-// Of N sequences: the state S and M of the rule, and the last conv_size - 1 projections that each convolution
-// saw, before its SiLU. New, it is the state before the first token: all 0. It is a value: a copy continues
-// on its own.
+/// Of N sequences: the state S and M of the rule, and the last conv_size - 1 projections that each
+/// convolution saw, before its SiLU. New, it is the state before the first token: all 0. It is a value: a
+/// copy continues on its own.
 template <class Scalar>
 struct LayerCache {
-  // Throws std::invalid_argument if the configuration is unusable or sequences < 0.
+  /// The state before the first token. Throws std::invalid_argument if the configuration is unusable or
+  /// sequences < 0.
   explicit LayerCache(const LayerConfig& config, Index sequences = 1) {
     const detail::Check check("LayerCache");
     detail::check_config(check, config);
@@ -28,7 +30,7 @@ struct LayerCache {
     v_tail.resize(sizes.value_tail);
   }
 
-  // Is it of such a configuration and so many sequences?
+  /// Is it of such a configuration and so many sequences?
   bool fits(const LayerConfig& config, Index sequences) const {
     const Sizes sizes(config, sequences);
     return state_shape == sizes.state_shape && S_values.size() == sizes.state &&
@@ -36,12 +38,15 @@ struct LayerCache {
            k_tail.size() == sizes.key_tail && v_tail.size() == sizes.value_tail;
   }
 
-  StateView<Scalar> S() { return {S_values.data(), state_shape}; }  // [N, HV, K, V]
-  StateView<Scalar> M() { return {M_values.data(), state_shape}; }  // [N, HV, K, V]
+  StateView<Scalar> S() { return {S_values.data(), state_shape}; }  ///< [N, HV, K, V]
+  StateView<Scalar> M() { return {M_values.data(), state_shape}; }  ///< [N, HV, K, V]
 
-  std::array<Index, 4> state_shape;            // N, HV, K, V
-  std::vector<Scalar> S_values, M_values;      // of that shape, contiguous
-  std::vector<Scalar> q_tail, k_tail, v_tail;  // [N, conv_size - 1, key_dim or value_dim], oldest first
+  std::array<Index, 4> state_shape;  ///< N, HV, K, V
+  std::vector<Scalar> S_values,      ///< S, of that shape, contiguous
+      M_values;                      ///< M, of that shape, contiguous
+  std::vector<Scalar> q_tail,        ///< [N, conv_size - 1, key_dim], oldest first; empty without convolution
+      k_tail,                        ///< the same
+      v_tail;                        ///< [N, conv_size - 1, value_dim], oldest first
 
  private:
   struct Sizes {

@@ -1,9 +1,10 @@
-// The RMS norm after the rule, gated, and its gradient. For each head's o of V elements, its gate g, and the
-// weight w shared by all heads:
-//
-//   r = 1 / sqrt(mean(o^2) + eps)        y = r o w act(g)        act(g) = sigmoid(g) or g sigmoid(g)
-//
-// (fla, FusedRMSNormGated.)
+/// \file
+/// The RMS norm after the rule, gated, and its gradient. For each head's o of V elements, its gate g, and the
+/// weight w shared by all heads:
+///
+///     r = 1 / sqrt(mean(o^2) + eps)        y = r o w act(g)        act(g) = sigmoid(g) or g sigmoid(g)
+///
+/// (fla, FusedRMSNormGated.)
 #pragma once
 
 #include "momentum_delta/detail/activation_rows.hpp"

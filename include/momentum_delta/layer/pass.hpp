@@ -1,4 +1,5 @@
-// One pass through the layer and back, as layer.hpp describes it. W_x is the weight x_proj.
+/// \file
+/// One pass through the layer and back, as layer.hpp describes it. W_x is the weight x_proj.
 #pragma once
 
 #include "momentum_delta/batch.hpp"

@@ -1,4 +1,5 @@
-// The values between x and y of one pass through the layer.
+/// \file
+/// The values between x and y of one pass through the layer.
 #pragma once
 
 #include "momentum_delta/layer/cache.hpp"
@@ -67,13 +68,15 @@ struct LayerPass;
 
 }  // namespace detail
 
-// Filled by layer_forward(layer, x, y, saved) and read by layer_backward, which must see the same x, weights
-// and cu_seqlens. It holds every value between x and y, and a Saved of the rule (saved.hpp says what
-// checkpoint_interval and keep_u are), and room for the gradients of those values, which layer_backward
-// allocates and overwrites. It can be used again, for any shape, and keeps its memory for that.
+/// Filled by layer_forward(layer, x, y, saved) and read by layer_backward, which must see the same x, weights
+/// and cu_seqlens. It holds every value between x and y, and a Saved of the rule (saved.hpp says what
+/// checkpoint_interval and keep_u are), and room for the gradients of those values, which layer_backward
+/// allocates and overwrites. It can be used again, for any shape, and keeps its memory for that.
 template <class Scalar>
 class LayerSaved {
  public:
+  /// As Saved(checkpoint_interval, keep_u), of the rule. Throws std::invalid_argument if checkpoint_interval
+  /// < 1.
   explicit LayerSaved(Index checkpoint_interval = 1, bool keep_u = false)
       : rule_(checkpoint_interval, keep_u) {}
 

@@ -1,10 +1,11 @@
-// The causal depthwise convolution before q, k and v, and its gradient. Every channel sees its own last W
-// tokens:
-//
-//   y_t = sum_{j = 1 .. W} w_j x_{t-W+j}
-//
-// x before the first token is `tail`, W - 1 rows. (fla, ShortConvolution; the weight of torch.nn.Conv1d,
-// [D, 1, W], has w_W, of the token itself, last.)
+/// \file
+/// The causal depthwise convolution before q, k and v, and its gradient. Every channel sees its own last W
+/// tokens:
+///
+///     y_t = sum_{j = 1 .. W} w_j x_{t-W+j}
+///
+/// x before the first token is `tail`, W - 1 rows. (fla, ShortConvolution; the weight of torch.nn.Conv1d,
+/// [D, 1, W], has w_W, of the token itself, last.)
 #pragma once
 
 #include <algorithm>

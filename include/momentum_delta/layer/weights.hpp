@@ -1,4 +1,5 @@
-// The MomentumDeltaNet layer's configuration, and its weights by name.
+/// \file
+/// The MomentumDeltaNet layer's configuration, and its weights by name.
 #pragma once
 
 #include <algorithm>
@@ -13,56 +14,87 @@
 
 namespace momentum_delta {
 
-// What gates the normalised output: g = W_g x enters as sigmoid(g), or as swish(g) = g sigmoid(g).
-enum class OutputGate { sigmoid, swish };
-
-struct LayerConfig {
-  Index hidden_size = 0;  // of x and y
-  Index num_heads = 0;    // query and key heads
-  Index num_v_heads = 0;  // a multiple of num_heads; 0: num_heads. Value head h reads key head
-                          // h / (num_v_heads / num_heads)
-  Index head_dim = 0;     // K
-  Index head_v_dim = 0;   // V
-
-  bool use_short_conv = true;
-  Index conv_size = 4;  // tokens that a convolution sees, >= 1
-  bool use_output_correction = true;
-  OutputGate gate = OutputGate::sigmoid;
-  double tau_factor = 1;   // eta's projection is divided by sqrt(hidden_size / tau_factor); > 0
-  double norm_eps = 1e-5;  // of the output's RMS norm, > 0
-  GateOptions gates{};
-
-  Index value_heads() const { return num_v_heads == 0 ? num_heads : num_v_heads; }
-  Index key_dim() const { return num_heads * head_dim; }
-  Index value_dim() const { return value_heads() * head_v_dim; }
-  Index tail_rows() const { return use_short_conv ? conv_size - 1 : 0; }  // earlier tokens that it sees
+/// What gates the normalised output: g = W_g x enters as sigmoid(g), or as swish(g) = g sigmoid(g).
+enum class OutputGate {
+  sigmoid,  ///< 1 / (1 + exp(-g))
+  swish     ///< g / (1 + exp(-g))
 };
 
-// Row-major, contiguous, in the caller's memory; with Scalar const for weights that are read. The names and
-// shapes are those of the public layer (fla, MomentumDeltaNet), whose checkpoints fit: see for_each_weight.
+/// Sizes and choices of a MomentumDeltaNet layer. The four sizes without a default must be > 0.
+struct LayerConfig {
+  Index hidden_size = 0;  ///< of x and y
+  Index num_heads = 0;    ///< query and key heads
+  Index num_v_heads = 0;  ///< a multiple of num_heads; 0: num_heads. Value head h reads key head
+                          ///< h / (num_v_heads / num_heads)
+  Index head_dim = 0;     ///< K
+  Index head_v_dim = 0;   ///< V
+
+  bool use_short_conv = true;             ///< convolve q, k and v before their SiLU
+  Index conv_size = 4;                    ///< tokens that a convolution sees, >= 1
+  bool use_output_correction = true;      ///< subtract exp(D_log) k from q
+  OutputGate gate = OutputGate::sigmoid;  ///< act(g) of the output
+  double tau_factor = 1;   ///< eta's projection is divided by sqrt(hidden_size / tau_factor); > 0
+  double norm_eps = 1e-5;  ///< of the output's RMS norm, > 0
+  GateOptions gates{};     ///< min_log_mu and allow_neg_eigval
+
+  /// HV.
+  Index value_heads() const { return num_v_heads == 0 ? num_heads : num_v_heads; }
+  /// Channels of all query or key heads, HK K.
+  Index key_dim() const { return num_heads * head_dim; }
+  /// Channels of all value heads, HV V.
+  Index value_dim() const { return value_heads() * head_v_dim; }
+  /// Earlier tokens that a convolution sees.
+  Index tail_rows() const { return use_short_conv ? conv_size - 1 : 0; }
+};
+
+/// Weights, or their gradients: row-major, contiguous, in the caller's memory; with Scalar const for weights
+/// that are read. The names and shapes are those of the public layer (fla, MomentumDeltaNet), whose
+/// checkpoints fit: see for_each_weight.
 template <class Scalar>
 struct LayerWeights {
-  std::span<Scalar> q_proj{}, k_proj{}, v_proj{}, g_proj{}, o_proj{}, o_norm{};
-  std::span<Scalar> a_proj{}, b_proj{}, m_proj{}, e_proj{};
-  std::span<Scalar> A_log{}, Mu_log{}, log_factor{}, dt_bias{}, mu_bias{}, D_log{};
-  std::span<Scalar> q_conv1d{}, k_conv1d{}, v_conv1d{};
+  std::span<Scalar> q_proj{},  ///< [key_dim, hidden]
+      k_proj{},                ///< [key_dim, hidden]
+      v_proj{},                ///< [value_dim, hidden]
+      g_proj{},                ///< [value_dim, hidden], of the output's gate
+      o_proj{},                ///< [hidden, value_dim]
+      o_norm{};                ///< [V], shared by all heads
+  std::span<Scalar> a_proj{},  ///< [HV, hidden], of log_alpha
+      b_proj{},                ///< [HV, hidden], of beta
+      m_proj{},                ///< [HV, hidden], of log_mu
+      e_proj{};                ///< [HV, hidden], of eta
+  std::span<Scalar> A_log{},   ///< [HV]; this and the next four: see GateParameters
+      Mu_log{},                ///< [HV]
+      log_factor{},            ///< [HV]
+      dt_bias{},               ///< [HV]
+      mu_bias{},               ///< [HV]
+      D_log{};  ///< [HV], natural log of the output correction's factor, exp finite; if there is one
+  std::span<Scalar>
+      q_conv1d{},  ///< [key_dim, 1, conv_size], the token's own factor last; if there are convolutions
+      k_conv1d{},  ///< [key_dim, 1, conv_size], as q_conv1d
+      v_conv1d{};  ///< [value_dim, 1, conv_size], as q_conv1d
 
+  /// No weights.
   LayerWeights() = default;
-  // All of them one after the other, in the order of for_each_weight: parameter_count(config) numbers.
+  /// All of them one after the other, in the order of for_each_weight: parameter_count(config) numbers.
+  /// Throws std::invalid_argument if the configuration is unusable.
   LayerWeights(const LayerConfig& config, Scalar* memory);
+  /// The same weights, to be read.
   template <detail::MutableOf<Scalar> Mutable>
   LayerWeights(const LayerWeights<Mutable>& other);
 };
 
-// The sizes of one weight; those that it does not have are 1.
+/// The sizes of one weight; those that it does not have are 1.
 struct WeightShape {
-  std::array<Index, 3> sizes{1, 1, 1};
-  std::size_t rank = 0;
+  std::array<Index, 3> sizes{1, 1, 1};  ///< rank of them, then 1
+  std::size_t rank = 0;                 ///< 1 to 3
 
+  /// At most 3 sizes.
   WeightShape(std::initializer_list<Index> list) : rank(list.size()) {
     std::copy(list.begin(), list.end(), sizes.begin());
   }
+  /// Elements.
   Index count() const { return sizes[0] * sizes[1] * sizes[2]; }
+  /// The sizes that it has; they lie in this object.
   std::span<const Index> dimensions() const { return {sizes.data(), rank}; }
 };
 
@@ -90,8 +122,8 @@ inline void check_config(const Check& check, const LayerConfig& c) {
 
 }  // namespace detail
 
-// visit(name, shape, spans...) for every weight that the configuration has, of any number of LayerWeights at
-// once.
+/// visit(name, shape, spans...) for every weight that the configuration has, of any number of LayerWeights at
+/// once.
 template <class Visit, class... Weights>
 void for_each_weight(const LayerConfig& c, const Visit& visit, Weights&&... w) {
   const Index HV = c.value_heads(), hidden = c.hidden_size;
@@ -118,7 +150,7 @@ void for_each_weight(const LayerConfig& c, const Visit& visit, Weights&&... w) {
   }
 }
 
-// Throws std::invalid_argument if the configuration is unusable, as LayerWeights(config, memory) does.
+/// Numbers in all weights of the configuration. Throws std::invalid_argument if it is unusable.
 inline Index parameter_count(const LayerConfig& config) {
   detail::check_config(detail::Check("parameter_count"), config);
   Index count = 0;
@@ -179,10 +211,10 @@ void check_weights(const Check& check, const LayerConfig& c, const LayerWeights<
 
 }  // namespace detail
 
-// Assigns every weight from a checkpoint. find(name) gives a pointer to something with `shape`, a range of
-// sizes, and as<Scalar>(), a range of the values row-major, or null where there is none. Throws
-// std::invalid_argument, before anything is assigned, naming every weight that is missing or misshaped, with
-// `prefix` before each name (as "model.layers.0.attn.").
+/// Assigns every weight from a checkpoint. find(name) gives a pointer to something with `shape`, a range of
+/// sizes, and as<Scalar>(), a range of the values row-major, or null where there is none. Throws
+/// std::invalid_argument, before anything is assigned, naming every weight that is missing or misshaped, with
+/// `prefix` before each name (as "model.layers.0.attn.").
 template <class Scalar, class Find>
 void load_weights(const LayerConfig& config, const LayerWeights<Scalar>& weights, const Find& find,
                   const std::string& prefix = "") {
@@ -211,10 +243,11 @@ void load_weights(const LayerConfig& config, const LayerWeights<Scalar>& weights
   for_each_weight(config, assign, weights);
 }
 
-// The published initialisation: exp(A_log) and exp(Mu_log) ~ U(0, 16), exp(log_factor) ~ U(0, 4),
-// exp(D_log) ~ U(0, 1); dt_bias = mu_bias = softplus_inverse(dt) with dt log-uniform in [1e-3, 0.1], at least
-// 1e-4; o_norm 1; projections and convolutions ~ U(-1, 1) / sqrt(fan in), as torch.nn initialises them.
-// uniform() gives the next random number in [0, 1).
+/// The published initialisation: exp(A_log) and exp(Mu_log) ~ U(0, 16), exp(log_factor) ~ U(0, 4),
+/// exp(D_log) ~ U(0, 1); dt_bias = mu_bias = softplus_inverse(dt) with dt log-uniform in [1e-3, 0.1], at
+/// least 1e-4; o_norm 1; projections and convolutions ~ U(-1, 1) / sqrt(fan in), as torch.nn initialises
+/// them. uniform() gives the next random number in [0, 1).
+/// Throws std::invalid_argument if the configuration is unusable or a weight's size does not fit it.
 template <class Scalar, class Uniform>
 void initialize_weights(const LayerConfig& config, const LayerWeights<Scalar>& weights, Uniform&& uniform) {
   const detail::Check check("initialize_weights");

@@ -1,13 +1,15 @@
-// Gradients of the momentum delta rule, token by token: the definition (forward.hpp) differentiated line by
-// line, in reverse. gS, gM are the loss's gradients by S_t, M_t.
-//
-//   o_t = scale q_t S_t               dq = scale do S_t^T, gS += scale q^T do
-//   S_t = alpha_t S_{t-1} - beta_t M_t
-//                                     dbeta = -<gS, M_t>, dalpha = <gS, S_{t-1}>, gM -= beta gS, gS *= alpha
-//   M_t = mu_t M_{t-1} - kt_t^T u_t   dmu = <gM, M_{t-1}>, dkt = -u gM^T, du = -kt gM, gM *= mu
-//   u_t = v_t - p_t S_{t-1}           dv = du, dp = -du S_{t-1}^T, gS -= p^T du
-//
-// with kt = eta k, dk = eta dkt, deta = k . dkt, dlog_alpha = alpha dalpha, dlog_mu = mu dmu.
+/// \file
+/// Gradients of the momentum delta rule, token by token: the definition (forward.hpp) differentiated line by
+/// line, in reverse. gS, gM are the loss's gradients by S_t, M_t.
+///
+///     o_t = scale q_t S_t               dq = scale do S_t^T, gS += scale q^T do
+///     S_t = alpha_t S_{t-1} - beta_t M_t
+///                                       dbeta = -<gS, M_t>, dalpha = <gS, S_{t-1}>,
+///                                       gM -= beta gS, gS *= alpha
+///     M_t = mu_t M_{t-1} - kt_t^T u_t   dmu = <gM, M_{t-1}>, dkt = -u gM^T, du = -kt gM, gM *= mu
+///     u_t = v_t - p_t S_{t-1}           dv = du, dp = -du S_{t-1}^T, gS -= p^T du
+///
+/// with kt = eta k, dk = eta dkt, deta = k . dkt, dlog_alpha = alpha dalpha, dlog_mu = mu dmu.
 #pragma once
 
 #include <bit>

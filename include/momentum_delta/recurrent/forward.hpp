@@ -1,10 +1,11 @@
-// The momentum delta rule, token by token: the definition. Per head, with rows q_t, k_t, p_t of length K and
-// v_t of length V, scalar gates, and the state S, M of K x V:
-//
-//   u_t = v_t - p_t S_{t-1}                    p reads the old, undecayed S
-//   M_t = mu_t M_{t-1} - (eta_t k_t)^T u_t     momentum of the gradient of |v_t - p_t S|^2 / 2
-//   S_t = alpha_t S_{t-1} - beta_t M_t         the new M
-//   o_t = scale q_t S_t                        the new S
+/// \file
+/// The momentum delta rule, token by token: the definition. Per head, with rows q_t, k_t, p_t of length K and
+/// v_t of length V, scalar gates, and the state S, M of K x V:
+///
+///     u_t = v_t - p_t S_{t-1}                    p reads the old, undecayed S
+///     M_t = mu_t M_{t-1} - (eta_t k_t)^T u_t     momentum of the gradient of |v_t - p_t S|^2 / 2
+///     S_t = alpha_t S_{t-1} - beta_t M_t         the new M
+///     o_t = scale q_t S_t                        the new S
 #pragma once
 
 #include "momentum_delta/decay_mask.hpp"

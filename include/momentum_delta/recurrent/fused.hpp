@@ -1,18 +1,19 @@
-// The recurrence (forward.hpp) at the speed of the machine: a panel of V columns of S and M stays in the
-// innermost cache while the tokens pass, and one sweep over its K rows a token updates M and S and reads both
-// q_t S_t and p_{t+1} S_t, so that every element is loaded and stored once.
-//
-// Decay is applied late. With S = a R and M = m N, for scalars a and m that collect the decays,
-//
-//   u_t  = v_t - a_{t-1} (p_t R)
-//   N   -= k_t^T (u_t eta_t / m_t)                  m_t = mu_t m_{t-1}
-//   R   -= (beta_t m_t / a_t) N                     a_t = alpha_t a_{t-1}
-//   o_t  = scale a_t (q_t R)
-//
-// which is four multiply-adds an element where the definition needs six. Where a or m would leave
-// [1e-8, 1e8], 0 included, it is multiplied into its matrix in that token's sweep and starts again from 1.
-// Scaling by a number loses no precision; the bounds say how much range it takes: N and R are at most 1e8
-// times M and S.
+/// \file
+/// The recurrence (forward.hpp) at the speed of the machine: a panel of V columns of S and M stays in the
+/// innermost cache while the tokens pass, and one sweep over its K rows a token updates M and S and reads
+/// both q_t S_t and p_{t+1} S_t, so that every element is loaded and stored once.
+///
+/// Decay is applied late. With S = a R and M = m N, for scalars a and m that collect the decays,
+///
+///     u_t  = v_t - a_{t-1} (p_t R)
+///     N   -= k_t^T (u_t eta_t / m_t)                  m_t = mu_t m_{t-1}
+///     R   -= (beta_t m_t / a_t) N                     a_t = alpha_t a_{t-1}
+///     o_t  = scale a_t (q_t R)
+///
+/// which is four multiply-adds an element where the definition needs six. Where a or m would leave
+/// [1e-8, 1e8], 0 included, it is multiplied into its matrix in that token's sweep and starts again from 1.
+/// Scaling by a number loses no precision; the bounds say how much range it takes: N and R are at most 1e8
+/// times M and S.
 #pragma once
 
 #include <algorithm>

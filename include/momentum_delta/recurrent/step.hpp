@@ -1,6 +1,7 @@
-// One token of the momentum delta rule (forward.hpp), the state updated where it lies. Decoding is bound by
-// memory: S and M are each read and written once, a few panels of columns at a time, so that the S which
-// p_t S_{t-1} has read is still in cache for the update.
+/// \file
+/// One token of the momentum delta rule (forward.hpp), the state updated where it lies. Decoding is bound by
+/// memory: S and M are each read and written once, a few panels of columns at a time, so that the S which
+/// p_t S_{t-1} has read is still in cache for the update.
 #pragma once
 
 #include <algorithm>

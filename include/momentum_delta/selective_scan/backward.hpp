@@ -1,20 +1,21 @@
-// Gradients of the selective scan, chunk by chunk from the last one. Within a chunk the states are rebuilt
-// from the one before it (the recurrence is never inverted), a few of the N at a time so that those of all
-// its tokens stay in cache; then, with g the gradient by h_t, the tokens pass in reverse:
-//
-//   out_t = y_t silu(z_t)             dy_t = dout_t silu(z_t),  dz_t = dout_t y_t silu'(z_t)
-//   y_t = sum_n C_t,n h_t,n + D u_t   g_n += C_t,n dy_t,  dC_t,n += h_t,n dy_t,  dD += dy_t u_t
-//   h_n = a_n h_n + x_t B_t,n         dB_t,n += g_n x_t,  dx_t = sum_n g_n B_t,n,  w_n = g_n a_n h_{t-1},n
-//   a_n = exp(dt_t A_n)               ddt_t = sum_n w_n A_n,  dA_n += w_n dt_t,  then g_n *= a_n
-//   x_t = dt_t u_t                    du_t = dt_t dx_t + D dy_t,  ddt_t += u_t dx_t
-//   dt_t = softplus(delta_t + bias)   ddelta_t = ddt_t sigmoid(delta_t + bias),  dbias += ddelta_t
-//
-// dB and dC are sums over the channels of a group, dA, dD and dbias over the sequences. Every panel of
-// channels sums its own, for a stretch of chunks; those are then added in order, so that the threads change
-// no bit.
-//
-// Where A counts as another number, -inf and what is below lowest_rate, the decay is a constant: that state
-// gives nothing to ddt, and 0 to dA.
+/// \file
+/// Gradients of the selective scan, chunk by chunk from the last one. Within a chunk the states are rebuilt
+/// from the one before it (the recurrence is never inverted), a few of the N at a time so that those of all
+/// its tokens stay in cache; then, with g the gradient by h_t, the tokens pass in reverse:
+///
+///     out_t = y_t silu(z_t)             dy_t = dout_t silu(z_t),  dz_t = dout_t y_t silu'(z_t)
+///     y_t = sum_n C_t,n h_t,n + D u_t   g_n += C_t,n dy_t,  dC_t,n += h_t,n dy_t,  dD += dy_t u_t
+///     h_n = a_n h_n + x_t B_t,n         dB_t,n += g_n x_t,  dx_t = sum_n g_n B_t,n,  w_n = g_n a_n h_{t-1},n
+///     a_n = exp(dt_t A_n)               ddt_t = sum_n w_n A_n,  dA_n += w_n dt_t,  then g_n *= a_n
+///     x_t = dt_t u_t                    du_t = dt_t dx_t + D dy_t,  ddt_t += u_t dx_t
+///     dt_t = softplus(delta_t + bias)   ddelta_t = ddt_t sigmoid(delta_t + bias),  dbias += ddelta_t
+///
+/// dB and dC are sums over the channels of a group, dA, dD and dbias over the sequences. Every panel of
+/// channels sums its own, for a stretch of chunks; those are then added in order, so that the threads change
+/// no bit.
+///
+/// Where A counts as another number, -inf and what is below lowest_rate, the decay is a constant: that state
+/// gives nothing to ddt, and 0 to dA.
 #pragma once
 
 #include <limits>

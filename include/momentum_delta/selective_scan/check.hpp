@@ -1,4 +1,5 @@
-// Checks of the selective scan's arguments, made once, before anything is written.
+/// \file
+/// Checks of the selective scan's arguments, made once, before anything is written.
 #pragma once
 
 #include "momentum_delta/check.hpp"

@@ -1,19 +1,20 @@
-// The selective scan forward (inputs.hpp has the definition), a panel of channels at a time. In each block of
-// tokens a few states stay in registers while the tokens pass:
-//
-//   h_n  = decay(dt_t, rate_n) h_n + x_t B_t,n          x_t = dt_t u_t
-//   y_t += C_t,n h_n
-//
-// so that no state is written to memory per token.
-//
-// The chunk form makes chunks independent of each other, for machines with more threads than panels. With
-// s_tj = dt_{j+1} + .. + dt_t, the segment sum, and tokens 1 .. c of a chunk,
-//
-//   h_c,n = exp(s_c0 A_n) h_0,n + sum_j exp(s_cj A_n) x_j B_j,n
-//
-// is, but for h_0, known of every chunk at once; a sweep over the chunks adds what h_0 contributes; and from
-// the state before it each chunk then computes its outputs by the recurrence. It has two exponentials a state
-// and token where the recurrence has one.
+/// \file
+/// The selective scan forward (inputs.hpp has the definition), a panel of channels at a time. In each block
+/// of tokens a few states stay in registers while the tokens pass:
+///
+///     h_n  = decay(dt_t, rate_n) h_n + x_t B_t,n          x_t = dt_t u_t
+///     y_t += C_t,n h_n
+///
+/// so that no state is written to memory per token.
+///
+/// The chunk form makes chunks independent of each other, for machines with more threads than panels. With
+/// s_tj = dt_{j+1} + .. + dt_t, the segment sum, and tokens 1 .. c of a chunk,
+///
+///     h_c,n = exp(s_c0 A_n) h_0,n + sum_j exp(s_cj A_n) x_j B_j,n
+///
+/// is, but for h_0, known of every chunk at once; a sweep over the chunks adds what h_0 contributes; and from
+/// the state before it each chunk then computes its outputs by the recurrence. It has two exponentials a
+/// state and token where the recurrence has one.
 #pragma once
 
 #include "momentum_delta/selective_scan/saved.hpp"

@@ -1,5 +1,7 @@
-// Panels of channels: what every kernel of the selective scan reads. A panel is W channels of one group of
-// one sequence, a cache line of each token's row. Its state has a row of W channels for each of the N states.
+/// \file
+/// Panels of channels: what every kernel of the selective scan reads. A panel is W channels of one group of
+/// one sequence, a cache line of each token's row. Its state has a row of W channels for each of the N
+/// states.
 #pragma once
 
 #include "momentum_delta/decay_mask.hpp"

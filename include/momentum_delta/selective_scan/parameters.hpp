@@ -1,5 +1,6 @@
-// How Mamba parameterises and initialises the selective scan (Gu and Dao 2023, sections 3.5 and 3.6): A =
-// -exp(A_log), S4D-real, and a bias that makes softplus give a chosen dt.
+/// \file
+/// How Mamba parameterises and initialises the selective scan (Gu and Dao 2023, sections 3.5 and 3.6): A =
+/// -exp(A_log), S4D-real, and a bias that makes softplus give a chosen dt.
 #pragma once
 
 #include <cmath>
@@ -11,8 +12,8 @@
 namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// A = -exp(A_log) <= 0 for every A_log; both [D, N]. A is assigned and may be exactly the view A_log. Throws
-// std::invalid_argument if a shape or stride does not fit or A shares memory with A_log otherwise.
+/// A = -exp(A_log) <= 0 for every A_log; both [D, N]. A is assigned and may be exactly the view A_log. Throws
+/// std::invalid_argument if a shape or stride does not fit or A shares memory with A_log otherwise.
 template <class Scalar>
 void negative_exp(std::type_identity_t<ArrayView<const Scalar, 2>> A_log, const ArrayView<Scalar, 2>& A) {
   const detail::Check check("negative_exp");
@@ -25,8 +26,8 @@ void negative_exp(std::type_identity_t<ArrayView<const Scalar, 2>> A_log, const 
     for (Index n = 0; n < A.shape[1]; ++n) A.row(d)[n] = -std::exp(A_log.row(d)[n]);
 }
 
-// Its gradient: dA_log = A dA. All [D, N]; dA_log is assigned, or added to if `accumulate`, and may be
-// exactly the view dA if not. Throws as negative_exp() does.
+/// Its gradient: dA_log = A dA. All [D, N]; dA_log is assigned, or added to if `accumulate`, and may be
+/// exactly the view dA if not. Throws as negative_exp() does.
 template <class Scalar>
 void negative_exp_backward(std::type_identity_t<ArrayView<const Scalar, 2>> A,
                            std::type_identity_t<ArrayView<const Scalar, 2>> dA,
@@ -50,9 +51,9 @@ void negative_exp_backward(std::type_identity_t<ArrayView<const Scalar, 2>> A,
   }
 }
 
-// The initial A_log [D, N], assigned: A_n = -(n + 1) for n = 0 .. N - 1 in every channel (S4D-real; Gu,
-// Gupta, Goel and Re 2022, "On the Parameterization and Initialization of Diagonal State Space Models").
-// Throws std::invalid_argument if a stride does not fit.
+/// The initial A_log [D, N], assigned: A_n = -(n + 1) for n = 0 .. N - 1 in every channel (S4D-real; Gu,
+/// Gupta, Goel and Re 2022, "On the Parameterization and Initialization of Diagonal State Space Models").
+/// Throws std::invalid_argument if it is absent or a stride does not fit.
 template <class Scalar>
 void initialize_A_log(const ArrayView<Scalar, 2>& A_log) {
   detail::check_array(detail::Check("initialize_A_log"), "A_log", A_log, A_log.shape, "[D, N]");
@@ -60,9 +61,9 @@ void initialize_A_log(const ArrayView<Scalar, 2>& A_log) {
     for (Index n = 0; n < A_log.shape[1]; ++n) A_log.row(d)[n] = std::log(Scalar(n + 1));
 }
 
-// The initial delta_bias [D], assigned: softplus(delta_bias) is log-uniform in [dt_min, dt_max]. uniform():
-// random numbers, uniform in [0, 1). Throws std::invalid_argument if a stride does not fit or unless 0 <
-// dt_min <= dt_max and both are finite.
+/// The initial delta_bias [D], assigned: softplus(delta_bias) is log-uniform in [dt_min, dt_max]. uniform():
+/// random numbers, uniform in [0, 1). Throws std::invalid_argument if it is absent, a stride does not fit, or
+/// unless 0 < dt_min <= dt_max and both are finite.
 template <class Scalar, class Uniform>
 void initialize_delta_bias(const ArrayView<Scalar, 1>& delta_bias, Uniform&& uniform,
                            std::type_identity_t<Scalar> dt_min = Scalar(1e-3),

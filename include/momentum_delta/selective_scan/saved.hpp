@@ -1,4 +1,5 @@
-// What a forward scan keeps for the backward pass: the state at chunk boundaries, never a state per token.
+/// \file
+/// What a forward scan keeps for the backward pass: the state at chunk boundaries, never a state per token.
 #pragma once
 
 #include "momentum_delta/check.hpp"
@@ -13,14 +14,14 @@ struct ScanRecord;
 
 }  // namespace detail
 
-// Filled by scan_forward(x, y, saved, options) and read by scan_backward(x, saved, ...), which must see the
-// same x. It can be used again, for any shape. It holds N scalars (rounded up to 4) for each channel and
-// chunk; channels are rounded up to whole cache lines. The backward pass rebuilds the rest chunk by chunk.
+/// Filled by scan_forward(x, y, saved, options) and read by scan_backward(x, saved, ...), which must see the
+/// same x. It can be used again, for any shape. It holds N scalars (rounded up to 4) for each channel and
+/// chunk; channels are rounded up to whole cache lines. The backward pass rebuilds the rest chunk by chunk.
 template <class Scalar>
 class ScanSaved {
  public:
-  bool empty() const { return chunk_size_ == 0; }   // no forward pass filled it
-  Index chunk_size() const { return chunk_size_; }  // of the forward pass that filled it
+  bool empty() const { return chunk_size_ == 0; }   ///< did no forward pass fill it?
+  Index chunk_size() const { return chunk_size_; }  ///< of the pass that filled it; 0: none did
 
  private:
   friend struct detail::ScanRecord<Scalar>;
