@@ -1,79 +1,65 @@
-# From the markdown that git hosting sites render to what Doxygen 1.9 reads, outside of code:
-#   $..$ and ```math            formulas in Doxygen's marks
-#   ## Heading                  gets the label that a hosting site gives it, made unique by the file's name
-#   [text](path#label)          to a header, a page or a label of a page: a reference; to another file: where it
-#                               lies, seen from the pages
-# -v source=FOLDER -v pages=FOLDER, absolute paths.
-
-BEGIN { FS = "\n" }
+# From the markdown that git hosting sites render to what Doxygen 1.9 reads. Outside of code,
+#   $..$ and ```math    become formulas in Doxygen's marks;
+#   ## Heading          gets the label that hosting sites give it, made unique by the name of its file;
+#   [text](target)      to a header of the library, the main page or a heading becomes a reference, to any other
+#                       file a path from the pages to where it lies.
+# source: the project's folder, absolute; up: the same, relative to the pages.
 
 FNR == 1 {
-  folder = FILENAME
+  page = substr(FILENAME, length(source) + 2)
+  folder = page
   sub(/[^\/]*$/, "", folder)
-  file = FILENAME
 }
 
-/^```math$/ { print "\\f["; math = 1; next }
-/^```/ && math { print "\\f]"; math = 0; next }
-/^```/ { code = !code }
+/^```math$/ { math = 1; print "\\f["; next }
+/^```/ && math { math = 0; print "\\f]"; next }
+/^```/ { code = !code; print; next }
 code || math { print; next }
 
-/^##/ {
-  label = tolower($0)
-  sub(/^#+ */, "", label)
-  gsub(/[^a-z0-9_ -]/, "", label)
-  gsub(/ /, "-", label)
-  $0 = $0 " {#" label_of(file, label) "}"
-}
-
 {
-  count = split($0, part, "`")
-  for (i = 1; i <= count; i++) {
-    text = i % 2 ? formulas(part[i]) : "`" part[i] "`"
-    part[i] = text
-  }
-  line = ""
-  for (i = 1; i <= count; i++) line = line part[i]
-  print links(line)
+  count = split($0, parts, "`")  # every second part is code
+  line = outside(parts[1])
+  for (i = 2; i <= count; i++) line = line "`" (i % 2 ? outside(parts[i]) : parts[i])
+  if (line ~ /^##/) line = line " {#" label(page, slug($0)) "}"
+  print line
 }
 
-function formulas(s,  out, at) {
-  while (match(s, /\$[^$]+\$/)) {
-    out = out substr(s, 1, RSTART - 1) "\\f" substr(s, RSTART, RLENGTH - 1) "\\f$"
-    s = substr(s, RSTART + RLENGTH)
+function outside(text,  out) {
+  while (match(text, /\$[^$]+\$/)) {
+    out = out substr(text, 1, RSTART - 1) "\\f" substr(text, RSTART, RLENGTH - 1) "\\f$"
+    text = substr(text, RSTART + RLENGTH)
   }
-  return out s
+  text = out text
+  out = ""
+  while (match(text, /\]\([^) ]+\)/)) {
+    out = out substr(text, 1, RSTART + 1) target(substr(text, RSTART + 2, RLENGTH - 3)) ")"
+    text = substr(text, RSTART + RLENGTH)
+  }
+  return out text
 }
 
-function links(s,  out) {
-  while (match(s, /\]\([^) ]+\)/)) {
-    out = out substr(s, 1, RSTART + 1) target(substr(s, RSTART + 2, RLENGTH - 3)) ")"
-    s = substr(s, RSTART + RLENGTH)
-  }
-  return out s
-}
-
-function target(link,  path, label) {
+function target(link,  file, at) {
   if (link ~ /^[a-z]+:/ || link ~ /\.svg$/) return link
-  path = label = link
-  sub(/#.*$/, "", path)
-  label = link ~ /#/ ? substr(link, index(link, "#") + 1) : ""
-  path = path == "" ? file : resolve(folder path)
-  if (label != "") return "@ref " label_of(path, label)
-  if (path == source "/README.md") return "@ref index"
-  if (path ~ /\.md$/) return path
-  if (index(path, source "/include/") == 1 && path ~ /\.hpp$/) return "@ref " substr(path, length(source "/include/") + 1)
-  return up substr(path, length(source) + 2)
+  at = index(link, "#")
+  file = at ? substr(link, 1, at - 1) : link
+  file = file == "" ? page : folder file
+  while (sub(/[^\/]+\/\.\.\//, "", file)) {}
+  if (at) return "@ref " label(file, substr(link, at + 1))
+  if (file == "README.md") return "@ref index"
+  if (file ~ /\.md$/) return source "/" file
+  if (file ~ /^include\/.*\.hpp$/) return "@ref " substr(file, length("include/") + 1)
+  return up "/" file
 }
 
-function label_of(path, label) {
-  path = substr(path, length(source) + 2)
-  gsub(/[^A-Za-z0-9]/, "-", path)
-  return path "-" label
+function label(file, heading) {
+  gsub(/[^A-Za-z0-9]/, "-", file)
+  return file "-" heading
 }
 
-# Without folder/.. in it.
-function resolve(path) {
-  while (sub(/[^\/]+\/\.\.\//, "", path)) {}
-  return path
+function slug(heading) {
+  heading = tolower(heading)
+  sub(/^#+ */, "", heading)
+  gsub(/[^a-z0-9_ -]/, "", heading)
+  gsub(/ /, "-", heading)
+  return heading
 }

@@ -273,7 +273,7 @@ class DecayMask {
           D(arena.take<Scalar>(detail::padded<Scalar>(chunk_size))) {}
   };
 
-  /// Gradients by the gates (natural logs; 0 where a log gate is -inf) of the last build(n, ..) from those by
+  /// Gradients by the gates (natural logs; 0 where a log gate is -inf) of the last build() from those by
   /// the mask, which become running adjoints: the scans above in reverse, t from n to 1. put(i, dlog_alpha,
   /// dlog_mu, dbeta) is called for each token i of the chunk, last one first.
   template <class Put>

@@ -1,5 +1,5 @@
 /// \file
-/// The gates of the MomentumDeltaNet layer, from its raw projections, one number a token and value head: with
+/// The gates of the MomentumDeltaNet layer, from its raw projections, one number a token and value head. With
 /// parameters of the head and f = exp(log_factor),
 ///
 ///     eta       = 1 + tanh(e)                                        e = W_e x / tau
@@ -16,9 +16,12 @@
 ///     (m, s) <- (mu m + eta alpha s,  alpha s - beta (mu m + eta alpha s)),
 ///
 /// a matrix of determinant alpha mu and trace mu + alpha - alpha beta eta. Its eigenvalues lie inside the
-/// unit circle if alpha mu < 1, (1 - alpha) (1 - mu) + alpha beta eta > 0 and alpha beta eta < (1 + alpha) (1
-/// + mu). With beta <= z^2 / (1 + z^2) and alpha <= 1 / (1 + z^2) the product alpha beta eta is at most eta
-/// z^2 / (1 + z^2)^2 <= eta / 4 <= 1/2, so the third holds with room whatever the parameters are, and the
+/// unit circle if
+///
+///     alpha mu < 1,  (1 - alpha) (1 - mu) + alpha beta eta > 0  and  alpha beta eta < (1 + alpha) (1 + mu).
+///
+/// With beta <= z^2 / (1 + z^2) and alpha <= 1 / (1 + z^2) the product alpha beta eta is at most
+/// eta z^2 / (1 + z^2)^2 <= eta / 4 <= 1/2, so the third holds with room whatever the parameters are, and the
 /// first two while alpha and mu are below 1 (at 1 an eigenvalue may lie on the circle). With p = k the third
 /// would read beta eta < (1 + alpha) (1 + mu), which beta near 1, eta near 2 and strong decays break.
 ///

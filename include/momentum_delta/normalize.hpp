@@ -89,7 +89,7 @@ void l2_normalize(std::type_identity_t<TokenView<const Scalar>> x, const TokenVi
   });
 }
 
-/// Gradient of l2_normalize: with r = 1 / sqrt(|x|^2 + epsilon) and y = r x,
+/// Gradient of l2_normalize(). With r = 1 / sqrt(|x|^2 + epsilon) and y = r x,
 ///
 ///     dx = r (dy - y (y . dy))
 ///
@@ -153,8 +153,8 @@ void decay_keys(std::type_identity_t<TokenView<const Scalar>> k,
   });
 }
 
-/// Gradients of decay_keys: dk = alpha dp, summed over the value heads that read it, and
-/// dlog_alpha = alpha (k . dp). Both, of the shapes of k and log_alpha, are assigned, or added to if
+/// Gradients of decay_keys(): dk = alpha dp, summed over the value heads that read it, and
+/// dlog_alpha = alpha <k, dp>. Both, of the shapes of k and log_alpha, are assigned, or added to if
 /// `accumulate`, as when they already hold what backward() gave. Throws as decay_keys does.
 template <class Scalar>
 void decay_keys_backward(std::type_identity_t<TokenView<const Scalar>> k,

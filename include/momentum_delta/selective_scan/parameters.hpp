@@ -26,7 +26,7 @@ void negative_exp(std::type_identity_t<ArrayView<const Scalar, 2>> A_log, const 
     for (Index n = 0; n < A.shape[1]; ++n) A.row(d)[n] = -std::exp(A_log.row(d)[n]);
 }
 
-/// Its gradient: dA_log = A dA. All [D, N]; dA_log is assigned, or added to if `accumulate`, and may be
+/// Gradient of negative_exp(): dA_log = A dA. All [D, N]; dA_log is assigned, or added to if `accumulate`, and may be
 /// exactly the view dA if not. Throws as negative_exp() does.
 template <class Scalar>
 void negative_exp_backward(std::type_identity_t<ArrayView<const Scalar, 2>> A,
@@ -51,7 +51,7 @@ void negative_exp_backward(std::type_identity_t<ArrayView<const Scalar, 2>> A,
   }
 }
 
-/// The initial A_log [D, N], assigned: A_n = -(n + 1) for n = 0 .. N - 1 in every channel (S4D-real; Gu,
+/// The initial A_log [D, N], assigned: A_n = -(n + 1) for 0 <= n < N in every channel (S4D-real; Gu,
 /// Gupta, Goel and Re 2022, "On the Parameterization and Initialization of Diagonal State Space Models").
 /// Throws std::invalid_argument if it is absent or a stride does not fit.
 template <class Scalar>
