@@ -19,7 +19,10 @@ code || math { print; next }
 {
   count = split($0, parts, "`")  # every second part is code
   line = outside(parts[1])
-  for (i = 2; i <= count; i++) line = line "`" (i % 2 ? outside(parts[i]) : parts[i])
+  for (i = 2; i <= count; i++) {
+    tick = parts[i - i % 2] ~ /'/ ? "``" : "`"  # of code with a quote, which would end it
+    line = line tick (i % 2 ? outside(parts[i]) : parts[i])
+  }
   if (line ~ /^##/) line = line " {#" label(page, slug($0)) "}"
   print line
 }
