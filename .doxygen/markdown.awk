@@ -1,8 +1,9 @@
 # From the markdown that git hosting sites render to what Doxygen 1.9 reads. Outside of code,
 #   $..$ and ```math    become formulas in Doxygen's marks;
-#   ## Heading          gets the label that hosting sites give it, made unique by the name of its file;
-#   [text](target)      to a header of the library, the main page or a heading becomes a reference, to any other
-#                       file a path from the pages to where it lies.
+#   # Heading           gets the label page, ## Heading the label that hosting sites give it, each made unique by
+#                       the name of its file;
+#   [text](target)      to a header of the library, a page or a heading becomes a reference, to any other file a
+#                       path from the pages to where it lies.
 # source: the project's folder, absolute; up: the same, relative to the pages.
 
 FNR == 1 {
@@ -23,6 +24,7 @@ code || math { print; next }
     tick = parts[i - i % 2] ~ /'/ ? "``" : "`"  # of code with a quote, which would end it
     line = line tick (i % 2 ? outside(parts[i]) : parts[i])
   }
+  if (line ~ /^# / && page != "README.md") line = line " {#" label(page, "page") "}"
   if (line ~ /^##/) line = line " {#" label(page, slug($0)) "}"
   print line
 }
@@ -47,9 +49,9 @@ function target(link,  file, at) {
   file = at ? substr(link, 1, at - 1) : link
   file = file == "" ? page : folder file
   while (sub(/[^\/]+\/\.\.\//, "", file)) {}
-  if (at) return "@ref " label(file, substr(link, at + 1))
+  if (at && file ~ /\.md$/) return "@ref " label(file, substr(link, at + 1))
   if (file == "README.md") return "@ref index"
-  if (file ~ /\.md$/) return source "/" file
+  if (file ~ /\.md$/) return "@ref " label(file, "page")
   if (file ~ /^include\/.*\.hpp$/) return "@ref " substr(file, length("include/") + 1)
   return up "/" file
 }

@@ -194,7 +194,7 @@ namespace momentum_delta {
 inline namespace MOMENTUM_DELTA_TARGET {
 
 /// The decays of one chunk of n tokens, and their gradients, by the formulas at the head of this file:
-/// t from 0 to n, where 0 is "before the chunk". Rows over the tokens j from 1 to t start at element 0 for j = 1
+/// t from 0 to n, where 0 is "before the chunk". Rows over the tokens j from 1 to t have j = 1 at element 0
 /// and are padded with 0 to a multiple of the panel width.
 template <class Scalar>
 class DecayMask {

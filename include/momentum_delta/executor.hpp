@@ -106,7 +106,8 @@ class FirstException {
 /// is done by its caller alone, as worker 0, so that no run waits for another.
 class ThreadPool final : public Executor {
  public:
-  /// Throws std::invalid_argument if threads < 1, std::system_error if a thread cannot be started.
+  /// threads: with the caller's; by default as many as the machine runs at once. Throws std::invalid_argument
+  /// if threads < 1, std::system_error if a thread cannot be started.
   explicit ThreadPool(int threads = std::max(1, int(std::thread::hardware_concurrency()))) {
     if (threads < 1) detail::Check("ThreadPool").fail("threads = ", threads, " is less than 1");
     workers_.reserve(std::size_t(threads) - 1);
@@ -191,7 +192,7 @@ class ThreadPool final : public Executor {
 /// gives run() one thread, unless nested parallelism is switched on.
 class OpenMPExecutor final : public Executor {
  public:
-  /// Throws std::invalid_argument if threads < 1.
+  /// threads: by default OpenMP's own number. Throws std::invalid_argument if threads < 1.
   explicit OpenMPExecutor(int threads = omp_get_max_threads()) : threads_(threads) {
     if (threads < 1) detail::Check("OpenMPExecutor").fail("threads = ", threads, " is less than 1");
   }

@@ -87,8 +87,8 @@ struct GateParameters {
 
 /// What checkpoints may ask of gates() beyond the formulas above.
 struct GateOptions {
-  /// log_mu is raised to it, as for checkpoints trained so; in [-inf, 0], absent: not clamped, which the rule
-  /// does not need. The gradient of a raised log_mu is 0.
+  /// log_mu is raised to it, as for checkpoints trained so: a natural log in [-inf, 0]; absent: not clamped,
+  /// which the rule does not need. The gradient of a raised log_mu is 0.
   std::optional<double> min_log_mu{};
 
   /// Doubles beta, so that 1 - beta eta, and with it an eigenvalue of the transition, may be negative. beta

@@ -212,9 +212,10 @@ void check_weights(const Check& check, const LayerConfig& c, const LayerWeights<
 }  // namespace detail
 
 /// Assigns every weight from a checkpoint. find(name) gives a pointer to something with `shape`, a range of
-/// sizes, and as<Scalar>(), a range of the values row-major, or null where there is none. Throws
-/// std::invalid_argument, before anything is assigned, naming every weight that is missing or misshaped, with
-/// `prefix` before each name (as "model.layers.0.attn.").
+/// sizes, and as<Scalar>(), a range of the values row-major, or null where there is none. `prefix` is put
+/// before each name (as "model.layers.0.attn."). Throws std::invalid_argument, before anything is assigned,
+/// that names every weight of the checkpoint that is missing or misshaped, or if the configuration is
+/// unusable or a span of `weights` does not fit it.
 template <class Scalar, class Find>
 void load_weights(const LayerConfig& config, const LayerWeights<Scalar>& weights, const Find& find,
                   const std::string& prefix = "") {

@@ -85,7 +85,9 @@ struct ScanInputGradients {
 /// How a call computes the selective scan.
 struct ScanOptions {
   Algorithm algorithm = Algorithm::automatic;  ///< automatic: recurrent. scan_step() takes no chunk
-  std::optional<Index> chunk_size{};           ///< tokens of a chunk, >= 1; absent: 64
+  /// Tokens of a chunk, >= 1; a ScanSaved keeps states at chunk boundaries, whatever the form. Absent: 64. In
+  /// scan_backward() absent or that of `saved`; in scan_step() absent.
+  std::optional<Index> chunk_size{};
   Executor* executor = nullptr;    ///< who runs the panels of channels; null: the calling thread. The results
                                    ///< are the same bits
   Workspace* workspace = nullptr;  ///< memory to use and keep; null: allocated for the call

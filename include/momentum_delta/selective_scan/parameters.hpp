@@ -26,8 +26,8 @@ void negative_exp(std::type_identity_t<ArrayView<const Scalar, 2>> A_log, const 
     for (Index n = 0; n < A.shape[1]; ++n) A.row(d)[n] = -std::exp(A_log.row(d)[n]);
 }
 
-/// Gradient of negative_exp(): dA_log = A dA. All [D, N]; dA_log is assigned, or added to if `accumulate`, and may be
-/// exactly the view dA if not. Throws as negative_exp() does.
+/// Gradient of negative_exp(): dA_log = A dA. All [D, N]; dA_log is assigned, or added to if `accumulate`,
+/// and may be exactly the view dA if not. Throws as negative_exp() does.
 template <class Scalar>
 void negative_exp_backward(std::type_identity_t<ArrayView<const Scalar, 2>> A,
                            std::type_identity_t<ArrayView<const Scalar, 2>> dA,
