@@ -39,8 +39,8 @@ inline namespace MOMENTUM_DELTA_TARGET {
 /// for a state a chunk. The chunk form is for more threads than there are panels of channels (a cache line of
 /// them, of one sequence): its chunks are tasks of their own.
 /// Throws std::invalid_argument, before anything is written, if a shape, stride or option does not fit, if a
-/// delta or delta_bias is not finite, if dt would be negative, if an A is positive or not a number, or if an
-/// output shares memory with anything else.
+/// delta, a delta_bias or their sum is not finite, if dt would be negative, if an A is positive or not a
+/// number, or if an output shares memory with anything else.
 template <class Scalar, class Storage>
 void scan_forward(const ScanInputs<Scalar, Storage>& x,
                   const std::type_identity_t<ScanOutputs<Scalar, Storage>>& y,

@@ -20,7 +20,7 @@ enum class OutputGate {
   swish     ///< g / (1 + exp(-g))
 };
 
-/// Sizes and choices of a MomentumDeltaNet layer. The four sizes without a default must be > 0.
+/// Sizes and choices of a MomentumDeltaNet layer. hidden_size, num_heads, head_dim and head_v_dim must be set.
 struct LayerConfig {
   Index hidden_size = 0;  ///< of x and y
   Index num_heads = 0;    ///< query and key heads
