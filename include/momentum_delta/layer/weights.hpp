@@ -20,7 +20,8 @@ enum class OutputGate {
   swish     ///< g / (1 + exp(-g))
 };
 
-/// Sizes and choices of a MomentumDeltaNet layer. hidden_size, num_heads, head_dim and head_v_dim must be set.
+/// Sizes and choices of a MomentumDeltaNet layer. hidden_size, num_heads, head_dim and head_v_dim must be
+/// set.
 struct LayerConfig {
   Index hidden_size = 0;  ///< of x and y
   Index num_heads = 0;    ///< query and key heads
