@@ -24,6 +24,8 @@ code || math { print; next }
     tick = parts[i - i % 2] ~ /'/ ? "``" : "`"  # of code with a quote, which would end it
     line = line tick (i % 2 ? outside(parts[i]) : parts[i])
   }
+  while (match(line, /\[`[^`]*`\]\(@ref/))  # the text of a reference is not read as markdown
+    line = substr(line, 1, RSTART) substr(line, RSTART + 2, RLENGTH - 9) substr(line, RSTART + RLENGTH - 6)
   if (line ~ /^# / && page != "README.md") line = line " {#" label(page, "page") "}"
   if (line ~ /^##/) line = line " {#" label(page, slug($0)) "}"
   print line
