@@ -1,0 +1,100 @@
+# Every block of C++ in the documentation compiles and runs. A block that has a main is an example, to the letter,
+# and is built and run as that, or else a program of its own. The blocks that have none are snippets: those of one
+# page are the functions of one program, each with tensors of its own (documentation/snippets.hpp).
+# A page is read when CMake runs, and CMake runs again when it has changed. What the compiler says names the page
+# and its line. What is not to be compiled, as a signature, stands in a block without a language.
+#
+# As a script, with -DPAGE= and -DEXAMPLE=: does the page hold the example?
+if(CMAKE_SCRIPT_MODE_FILE)
+  file(READ ${PAGE} page)
+  file(READ ${EXAMPLE} example)
+  string(FIND "${page}" "```cpp\n${example}```" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "${PAGE} does not hold ${EXAMPLE} as it is")
+  endif()
+  return()
+endif()
+
+function(add_documentation_program name source)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE momentum_delta::momentum_delta)
+  target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  # Without optimisation, as it runs for less time than it compiles. Snippets end where they have shown their point.
+  target_compile_options(${name} PRIVATE -O0 -Wall -Wextra -Wpedantic -Wconversion -Wno-unused-variable
+    -Wno-unused-but-set-variable)
+  add_test(NAME ${name} COMMAND ${name})
+endfunction()
+
+# The programs documentation_NAME, and documentation_NAME_LINE for each main that is no example.
+function(add_documentation page)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page})
+  file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${page})
+  string(REGEX REPLACE "\\.md$" "" name "documentation_${path}")
+  string(REPLACE "/" "_" name ${name})
+  file(GLOB examples CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/*.cpp)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${examples})
+
+  file(READ ${page} rest)
+  set(line 1)
+  set(snippets "")
+  set(calls "")
+  while(TRUE)
+    string(FIND "${rest}" "```cpp\n" at)
+    if(at EQUAL -1)
+      break()
+    endif()
+    string(SUBSTRING "${rest}" 0 ${at} before)
+    math(EXPR at "${at} + 7")
+    string(SUBSTRING "${rest}" ${at} -1 rest)
+    string(FIND "${rest}" "```" end)
+    if(end EQUAL -1)
+      message(FATAL_ERROR "${path}: the last block has no end")
+    endif()
+    string(SUBSTRING "${rest}" 0 ${end} block)
+    math(EXPR end "${end} + 3")
+    string(SUBSTRING "${rest}" ${end} -1 rest)
+
+    string(REGEX REPLACE "[^\n]" "" newlines "${before}")
+    string(LENGTH "${newlines}" lines)
+    math(EXPR line "${line} + ${lines} + 1")  # of the block's first line of C++
+    set(text "#line ${line} \"${page}\"\n${block}")
+    if(block MATCHES "int main\\(")
+      set(is_example FALSE)
+      foreach(example ${examples})
+        file(READ ${example} known)
+        if("${known}" STREQUAL "${block}")
+          set(is_example TRUE)
+        endif()
+      endforeach()
+      if(NOT is_example)
+        file(CONFIGURE OUTPUT ${name}_${line}.cpp CONTENT "${text}" @ONLY)
+        add_documentation_program(${name}_${line} ${CMAKE_CURRENT_BINARY_DIR}/${name}_${line}.cpp)
+      endif()
+    else()
+      string(APPEND snippets "\nstruct Line${line} : Tensors {\n  void run() {\n${text}  }\n};\n")
+      string(APPEND calls "  run<Line${line}>(\"${path}:${line}\");\n")
+    endif()
+    string(REGEX REPLACE "[^\n]" "" newlines "${block}")
+    string(LENGTH "${newlines}" lines)
+    math(EXPR line "${line} + ${lines}")
+  endwhile()
+  if(calls)
+    file(CONFIGURE OUTPUT ${name}.cpp CONTENT
+      "#include \"documentation/snippets.hpp\"\n${snippets}\nint main() {\n${calls}}\n" @ONLY)
+    add_documentation_program(${name} ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp)
+  endif()
+endfunction()
+
+file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/*.md)
+foreach(folder include examples bench tests)
+  file(GLOB_RECURSE more CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.md)
+  list(APPEND pages ${more})
+endforeach()
+foreach(page ${pages})
+  add_documentation(${page})
+endforeach()
+
+foreach(example chunk_forward layer selective_scan)
+  add_test(NAME documentation_README_holds_${example} COMMAND ${CMAKE_COMMAND} -DPAGE=${PROJECT_SOURCE_DIR}/README.md
+    -DEXAMPLE=${PROJECT_SOURCE_DIR}/examples/${example}.cpp -P ${CMAKE_CURRENT_SOURCE_DIR}/documentation.cmake)
+endforeach()
