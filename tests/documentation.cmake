@@ -1,8 +1,9 @@
-# Every block of C++ in the documentation compiles and runs. A block that has a main is an example, to the letter,
-# and is built and run as that, or else a program of its own. The blocks that have none are snippets: those of one
-# page are the functions of one program, each with tensors of its own (documentation/snippets.hpp).
-# A page is read when CMake runs, and CMake runs again when it has changed. What the compiler says names the page
-# and its line. What is not to be compiled, as a signature, stands in a block without a language.
+# Every block of C++ in the documentation compiles and runs. A block that has a main is an example, to the
+# letter, and is built and run as that, or else a program of its own. The blocks that have none are snippets:
+# those of one page are the functions of one program, each with tensors of its own
+# (documentation/snippets.hpp).
+# A page is read when CMake runs, and CMake runs again when it has changed. What the compiler says names the
+# page and its line. What is not to be compiled, as a signature, stands in a block without a language.
 #
 # As a script, with -DPAGE= and -DEXAMPLE=: does the page hold the example?
 if(CMAKE_SCRIPT_MODE_FILE)
@@ -27,7 +28,7 @@ function(add_documentation_program name text)
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE test_kernels)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-  # Without optimisation, as it runs for less time than it compiles. Snippets end where they have shown their point.
+  # Not optimised, as it compiles for longer than it runs. A snippet may declare what it does not use.
   target_compile_options(${name} PRIVATE -O0 -Wall -Wextra -Wpedantic -Wconversion -Wno-unused-variable
     -Wno-unused-but-set-variable)
   add_test(NAME ${name} COMMAND ${name})
