@@ -1,6 +1,7 @@
 // Grouped heads: 2 query and key heads shared by 6 value heads, checked against a copy of them for each.
 #include <Eigen/Core>
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <momentum_delta/momentum_delta.hpp>
 #include <vector>

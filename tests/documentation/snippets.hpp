@@ -1,5 +1,5 @@
-// What the documentation's snippets use without declaring it. Each snippet has its own, and may assign to it or
-// hide it.
+// What the documentation's snippets use without declaring it. Each snippet has its own, and may assign to it
+// or hide it.
 #pragma once
 
 #include <Eigen/Core>
