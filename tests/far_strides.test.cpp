@@ -65,13 +65,13 @@ void check(const Calls& calls, const std::vector<std::size_t>& axes, Index multi
     Apart apart(axis, far, multiple);
     try {
       CHECK(difference(calls(apart), reference(axis)) == "");
+      CHECK(apart.count > 0);
     } catch (const Refused& refused) {
       WARN("not tested: " << refused.what());
 #if !defined(TEST_SANITIZER)
       FAIL("offsets past 32 bits are not tested");
 #endif
     }
-    CHECK(apart.count > 0);
   }
 }
 template <class Calls>

@@ -238,5 +238,16 @@ TEST_CASE("the gates refuse what they cannot use, and name it") {
         momentum_delta::gates<double>(raw(x), parameters(x), {{}, out.log_mu, out.beta, out.eta});
       },
       "log_alpha is missing");
+  const Out<double> dy{};
+  const auto back = [&](const RawGates<const double>& r, double& draw_a) {
+    momentum_delta::gates_backward<double>(r, parameters(x),
+                                           {one(dy.log_alpha), one(dy.log_mu), one(dy.beta), one(dy.eta)},
+                                           {one(draw_a), one(y[1]), one(y[2]), one(y[3])},
+                                           {{&y[4], 1}, {&y[5], 1}, {&y[6], 1}, {&y[7], 1}, {&y[8], 1}});
+  };
+  Point<double> bad = x;
+  bad[1] = infinity;
+  refused([&] { back(raw(bad), y[0]); }, "gates_backward: b[0, 0, 0] = inf is infinite");
+  refused([&] { back(raw(x), x[2]); }, "da shares memory with m");
   CHECK(y == Point<double>{7, 7, 7, 7, 7, 7, 7, 7, 7});
 }

@@ -211,7 +211,9 @@ TEST_CASE("packed sequences are sequences of their own, gradients included") {
 
 // In long double, five points: exact to 1e-12 or so.
 TEST_CASE("the gradients of the layer are those of its loss") {
-  for (const LayerConfig& config : configs()) {
+  std::vector<LayerConfig> all = configs();
+  all.push_back({.hidden_size = 3, .num_heads = 1, .head_dim = 97, .head_v_dim = 101});  // convolved in parts
+  for (const LayerConfig& config : all) {
     const auto w = random_layer<double>(config, 7);
     const auto x = random_tokens<double>(8, {2, 6, config.hidden_size}),
                dy = random_tokens<double>(9, x.shape);

@@ -154,6 +154,8 @@ TEST_CASE("bad input to the helpers") {
         "momentum_delta::l2_normalize: epsilon = 0 is not finite and > 0");
   CHECK(message([&] { momentum_delta::l2_normalize_backward<float>(in(x), in(y), out(y), true); }) ==
         "momentum_delta::l2_normalize_backward: dx shares memory with dy");
+  CHECK(message([&] { momentum_delta::l2_normalize_backward<float>(in(x), in(x), out(y), false, -1.f); }) ==
+        "momentum_delta::l2_normalize_backward: epsilon = -1 is not finite and > 0");
   gates.values[5] = std::numeric_limits<float>::infinity();
   CHECK(message([&] {
           momentum_delta::decay_keys<float>(in(x), gates.view<GateView<const float>>(), out(y));

@@ -21,7 +21,7 @@ all="decay_mask:RULE+SCAN+SCAN_DOUBLE+decay_mask+activations recurrent/forward:s
   layer/gated_norm:LAYER layer/short_convolution:LAYER layer/pass:LAYER
   activations:activations detail/activation_rows:SCAN+LAYER+activations gates:gates normalize:normalize"
 tests="golden decay_mask batch backward properties threads sweep poison selective_scan/forward selective_scan/backward
-  selective_scan/call layer gates normalize activations"
+  selective_scan/call layer gates normalize activations traps"
 
 object() { echo "$work/${1//\//_}.o"; }
 export -f object

@@ -181,7 +181,6 @@ class ChunkBackward {
         dR_tile(i, n, gs.S(panel), gs.M(panel), do_ + at, dR + at), next.some();  // n x V
       std::fill(dR + at + round_up(n, R) * W, dR + at + rows * W, Scalar(0));
       g.dv.put(t0, n, column, width, dR + at, W);
-      std::fill(u + at + n * W, u + at + rows * W, Scalar(0));
       transpose(u + at, W, rows, W, uT + at, C);
       transpose(do_ + at, W, rows, W, doT + at, C);
       transpose(dR + at, W, rows, W, dRT + at, C);
