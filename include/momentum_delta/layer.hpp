@@ -30,7 +30,7 @@ struct Layer {
 template <class Scalar>
 struct LayerOptions {
   /// Packed sequences, as in Inputs: B is 1. Neither state nor convolution passes from one to the next.
-  std::span<const Index> cu_seqlens{};
+  Offsets cu_seqlens{};
 
   /// Where the sequences continue from, updated to where they end; N of it is B, or the number of packed
   /// sequences. Null: they begin, and their ends are not kept. For gradients it is a constant.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 
 #include "momentum_delta/views.hpp"
 
@@ -46,7 +45,7 @@ struct Inputs {
 
   /// Packed sequences: B is 1 and sequence n has the tokens [cu_seqlens[n], cu_seqlens[n + 1]). The offsets
   /// start at 0, never decrease and end at T; N is one less than their number. Empty: not packed, N = B.
-  std::span<const Index> cu_seqlens{};
+  Offsets cu_seqlens{};
 
   std::optional<Scalar> scale{};  ///< factor of q, finite; absent: 1 / sqrt(K)
 };

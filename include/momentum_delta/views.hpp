@@ -4,8 +4,10 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <limits>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -242,6 +244,21 @@ struct ArrayView : StridedView<Scalar, Rank> {
       this->shape[Rank - 2] = m.rows;
       this->stride[Rank - 2] = m.row_stride;
     }
+  }
+};
+
+/// Offsets of packed sequences in memory of the caller's: a std::span that does not see temporaries.
+class Offsets : public std::span<const Index> {
+ public:
+  /// An absent argument.
+  constexpr Offsets() = default;
+  /// Of a vector, array or span of Index.
+  template <class Range>
+  requires std::convertible_to<Range&&, std::span<const Index>>
+  constexpr Offsets(Range&& range) : std::span<const Index>(std::forward<Range>(range)) {
+    static_assert(
+        std::is_lvalue_reference_v<Range> || std::ranges::enable_borrowed_range<std::remove_cvref_t<Range>>,
+        "momentum_delta: temporary offsets are gone before they are read; name them first");
   }
 };
 

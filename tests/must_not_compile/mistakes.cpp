@@ -15,6 +15,8 @@ void mistake(const Rows& q, const Rows& k, const Rows& v, Rows& o, const Eigen::
   x.q = Rows(2 * q);
 #elif defined(TEMPORARY_REF)
   x.q = Eigen::Ref<const Rows>(2 * q);
+#elif defined(TEMPORARY_OFFSETS)
+  x.cu_seqlens = std::vector<momentum_delta::Index>{0, q.rows()};
 #elif defined(OTHER_VIEW)
   momentum_delta::StateView<float> state(o);
   x.q = state;
