@@ -44,7 +44,8 @@ struct Inputs {
   StateView<const Scalar> initial_M{};  ///< [N, HV, K, V]; absent: 0
 
   /// Packed sequences: B is 1 and sequence n has the tokens [cu_seqlens[n], cu_seqlens[n + 1]). The offsets
-  /// start at 0, never decrease and end at T; N is one less than their number. Empty: not packed, N = B.
+  /// start at 0, never decrease and end at T; N is one less than their number. Viewed, as all else here. Empty:
+  /// not packed, N = B.
   Offsets cu_seqlens{};
 
   std::optional<Scalar> scale{};  ///< factor of q, finite; absent: 1 / sqrt(K)
@@ -101,9 +102,9 @@ enum class Algorithm {
 /// How a call computes the rule.
 struct Options {
   Algorithm algorithm = Algorithm::automatic;  ///< the form; step() takes no chunk
-  /// Tokens of a chunk, >= 1; a Saved keeps states at chunk boundaries, whatever the form. Absent: 16, or 32
-  /// where K V >= 2^17; with a Saved 32, or 64 where K V >= 2^16. In backward() absent or that of `saved`; in
-  /// step() absent.
+  /// Tokens of a chunk, >= 1; a Saved keeps states at chunk boundaries, whatever the form; the recurrent form
+  /// without a Saved has no use for it. Absent: 16, or 32 where K V >= 2^17; with a Saved 32, or 64 where
+  /// K V >= 2^16. In backward() absent or that of `saved`; in step() absent.
   std::optional<Index> chunk_size{};
   bool allow_positive_log_gates = false;  ///< log_alpha and log_mu in [-inf, inf): the state may grow
   /// Who runs the heads; null: the calling thread. The results are the same bits.

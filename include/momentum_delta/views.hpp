@@ -10,6 +10,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "momentum_delta/types.hpp"
 
@@ -20,6 +21,12 @@ namespace detail {
 // What a view of const Scalar may be made from, beside its own kind.
 template <class Mutable, class Scalar>
 concept MutableOf = std::is_same_v<const Mutable, Scalar> && !std::is_const_v<Mutable>;
+
+// A pointer, or a container of elements in a row.
+template <class T>
+constexpr bool without_shape = std::is_pointer_v<T>;
+template <class T>
+constexpr bool without_shape<std::vector<T>> = true;
 
 }  // namespace detail
 
@@ -57,6 +64,12 @@ struct StridedView {
       if (size == 0) return true;
     return false;
   }
+  /// Memory alone is not enough: does not compile, and says so.
+  template <class Memory, std::enable_if_t<detail::without_shape<Memory>, int> = 0>
+  constexpr StridedView(const Memory&) {
+    static_assert(sizeof(Memory) == 0, "momentum_delta: a view needs sizes too, as in {x.data(), {B, T, H}}");
+  }
+
   /// Does it stand for an absent argument, null and of size 0 throughout?
   constexpr bool absent() const { return data == nullptr && shape == std::array<Index, Rank>{}; }
 

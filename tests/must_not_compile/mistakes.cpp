@@ -17,6 +17,11 @@ void mistake(const Rows& q, const Rows& k, const Rows& v, Rows& o, const Eigen::
   x.q = Eigen::Ref<const Rows>(2 * q);
 #elif defined(TEMPORARY_OFFSETS)
   x.cu_seqlens = std::vector<momentum_delta::Index>{0, q.rows()};
+#elif defined(BUFFER)
+  std::vector<float> buffer(100);
+  x.log_mu = buffer;
+#elif defined(POINTER)
+  x.log_mu = q.data();
 #elif defined(OTHER_VIEW)
   momentum_delta::StateView<float> state(o);
   x.q = state;
