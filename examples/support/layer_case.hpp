@@ -67,11 +67,16 @@ inline LayerCase read_layer_case(const safetensors::File& file) {
   config.norm_eps = real("norm_eps");
   if (text("min_log_mu") != "None") config.gates.min_log_mu = real("min_log_mu");
 
-  const momentum_delta::LayerCache<float> cache(config, 0);  // throws if config is unusable
+  std::array<Index, 4> state{};
+  try {
+    state = momentum_delta::LayerCache<float>(config, 0).state_shape;
+  } catch (const std::invalid_argument& e) {  // the configuration is unusable
+    fail(e.what());
+  }
   const auto x = file.tensors.find("x");
   if (x == file.tensors.end() || x->second.shape.size() != 3 || x->second.shape[2] != config.hidden_size)
     fail("x is missing or has not the shape [B, T, hidden_size]");
-  std::vector<Index> state_shape(cache.state_shape.begin(), cache.state_shape.end());
+  std::vector<Index> state_shape(state.begin(), state.end());
   state_shape[0] = x->second.shape[0];
   const auto read = [&](Named<double>& to, const std::string& name, const std::vector<Index>& shape) {
     if (!file.has(name)) return;

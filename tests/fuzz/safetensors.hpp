@@ -6,6 +6,7 @@
 
 #include "../../examples/support/case_file.hpp"
 #include "../../examples/support/checkpoint.hpp"
+#include "../../examples/support/layer_case.hpp"
 #include "../../examples/support/scan_case.hpp"
 #include "bytes.hpp"
 
@@ -13,8 +14,8 @@ namespace fuzz {
 
 // Which file is made of the string: its own bytes, or those after a header size that fits, or a good one,
 // which is then spoilt.
-enum class Base { raw, header, rule, scan, checkpoint };
-inline constexpr const char* base_names[] = {"raw", "header", "rule", "scan", "checkpoint"};
+enum class Base { raw, header, rule, scan, layer, checkpoint };
+inline constexpr const char* base_names[] = {"raw", "header", "rule", "scan", "layer", "checkpoint"};
 
 inline constexpr const char* edit_names[] = {"number",  "string", "byte", "cut",   "insert",
                                              "nesting", "twice",  "size", "short", "long",
@@ -72,6 +73,30 @@ inline safetensors::File case_of(Bytes& bytes, Base base) {
       tensor(name, state, false);
     if (packed) tensor("cu_seqlens", {3}, true, true);
     if (bytes.flag()) file.metadata["scale"] = bytes.flag() ? "0.5" : "1e999";
+  } else if (base == Base::layer) {
+    const Shape tokens{B, T, 3}, state{B, 2 * H, 2, 1};
+    for (const char* name : {"x", "dy", "y", "dx"}) tensor(name, tokens, name[0] == 'x');
+    for (const char* name : {"initial_S", "initial_M", "final_S", "final_M"}) tensor(name, state, false);
+    for (const char* name : {"weight.q_proj.weight", "dweight.q_proj.weight"})
+      tensor(name, {2 * H, 3}, false);
+    file.metadata = {{"kind", examples::layer_kind},
+                     {"hidden_size", "3"},
+                     {"num_heads", std::to_string(H)},
+                     {"num_v_heads", std::to_string(2 * H)},
+                     {"head_dim", "2"},
+                     {"head_v_dim", "1"},
+                     {"use_short_conv", "True"},
+                     {"conv_size", "4"},
+                     {"use_output_correction", "False"},
+                     {"gate", bytes.flag() ? "swish" : "sigmoid"},
+                     {"tau_factor", "1"},
+                     {"norm_eps", "1e-5"},
+                     {"min_log_mu", bytes.flag() ? "None" : "-2"}};
+    const char* const values[] = {"", "0", "-1", "1e999", "nan", "9223372036854775807", "true", "None"};
+    if (bytes.flag()) {
+      const auto spoilt = std::next(file.metadata.begin(), bytes.below(int(file.metadata.size())));
+      spoilt->second = values[bytes.below(int(std::size(values)))];
+    }
   } else {
     const Shape tokens{B, T, H}, groups{B, T, 1, K}, state{B, H, K};
     for (const char* name : {"u", "delta"}) tensor(name, tokens, true);
@@ -217,7 +242,7 @@ inline void edit(Bytes& bytes, int how, std::string& header, std::string& data, 
 inline std::string make_file(Bytes& bytes, Reached* reached) {
   static Training training;
   static const auto checkpoint = parts_of(training.file());
-  const Base base = Base(bytes.below(5));
+  const Base base = Base(bytes.below(int(std::size(base_names))));
   const auto reach = [&](const std::string& name) {
     if (reached != nullptr) ++(*reached)[name];
   };
@@ -315,6 +340,11 @@ inline void check_safetensors(std::span<const std::uint8_t> string, Reached* rea
       whole(get(c.gradients));
       whole(get_input(c.problem));
     });
+  });
+  reads("read_layer_case", [&] {
+    const examples::LayerCase c = examples::read_layer_case(file);
+    for (const auto* tensors : {&c.tensors, &c.values, &c.gradients})
+      for (const auto& [name, x] : *tensors) whole(x);
   });
   Training run;
   run.state.step = 42;
