@@ -16,7 +16,7 @@ foreach(line "Package: libmomentum-delta-dev" "Version: ${VERSION}" "Architectur
   endif()
 endforeach()
 file(GLOB_RECURSE files RELATIVE ${OUTSIDE}/debian ${OUTSIDE}/debian/*)
-file(GLOB_RECURSE expected RELATIVE ${SOURCE}/include ${SOURCE}/include/*)
+file(GLOB_RECURSE expected RELATIVE ${SOURCE}/include ${SOURCE}/include/*.hpp)
 list(TRANSFORM expected PREPEND usr/include/)
 list(APPEND expected usr/share/cmake/momentum_delta/momentum_delta-config.cmake
   usr/share/cmake/momentum_delta/momentum_delta-config-version.cmake

@@ -1,7 +1,7 @@
 # Installs, and expects every header of the tree, and no other.
 execute_process(COMMAND ${CMAKE_COMMAND} --install ${BINARY} --prefix ${OUTSIDE}/prefix COMMAND_ERROR_IS_FATAL ANY)
 
-file(GLOB_RECURSE in_tree RELATIVE ${SOURCE}/include ${SOURCE}/include/*)
+file(GLOB_RECURSE in_tree RELATIVE ${SOURCE}/include ${SOURCE}/include/*.hpp)
 file(GLOB_RECURSE installed RELATIVE ${OUTSIDE}/prefix/include ${OUTSIDE}/prefix/include/*)
 if(NOT in_tree STREQUAL installed)
   set(missing ${in_tree})
