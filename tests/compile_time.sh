@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What including the whole library costs: tests/compile_time.sh [COMPILER [EIGEN]] prints the processor time of a
 # translation unit that includes momentum_delta.hpp over that of one that includes <Eigen/Dense>, each the best of
-# five interleaved runs. Fails from 2 on.
+# three interleaved runs. Fails from 2 on.
 set -euo pipefail
 compiler=${1:-g++} eigen=${2:-/usr/include/eigen3}
 include=$(cd "$(dirname "$0")/../include" && pwd)
@@ -9,7 +9,7 @@ TIMEFORMAT=%U
 seconds() { # header
   { time "$compiler" -std=c++20 -O2 -I "$include" -isystem "$eigen" -x c++ -include "$1" -c /dev/null -o /dev/null; } 2>&1
 }
-for _ in 1 2 3 4 5; do
+for _ in 1 2 3; do
   echo "$(seconds Eigen/Dense) $(seconds momentum_delta/momentum_delta.hpp)"
 done | awk '
   NF != 2 || $1 !~ /^[0-9.]+$/ || $2 !~ /^[0-9.]+$/ { print "no times: " $0; failed = 1; exit }
