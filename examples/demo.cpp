@@ -113,7 +113,7 @@ void draw(const std::string& path) {
               .y_label = "relative RMS error",
               .series = {},
               .log10_y = true,
-              .names_beside = true,
+              .names = Names::beside,
               .y_min = 1e-8,
               .y_max = 10};
   const char* const reds[] = {"#fcae91", "#fb6a4a", "#de2d26", "#a50f15"};

@@ -161,7 +161,7 @@ int run(const Arguments& a) {
               .series = {},
               .points = true,
               .log2_x = true,
-              .names_low = true,
+              .names = Names::low,
               .y_min = 0,
               .y_max = 1};
   for (const bool momentum : {true, false}) {

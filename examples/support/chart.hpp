@@ -21,14 +21,15 @@ struct Series {
   std::string colour{};  // as SVG has it; empty: the next of a list
 };
 
+enum class Names { high, low, beside };  // top right, bottom left, or right of the lines
+
 struct Chart {
   std::string title, x_label, y_label;
   std::vector<Series> series;
   bool points = false;                     // a mark at every point
   bool log2_x = false;                     // x by its logarithm, ticks at powers of 2
   bool log10_y = false;                    // y by its logarithm, ticks at powers of 10
-  bool names_low = false;                  // the series' names bottom left, not top right
-  bool names_beside = false;               // they are right of the lines
+  Names names = Names::high;               // where the series' names stand
   std::optional<double> y_min{}, y_max{};  // absent: from the data
 };
 
@@ -50,7 +51,8 @@ inline std::string svg(const Chart& chart) {
   for (const Series& s : chart.series) longest = std::max(longest, s.name.size());
   const double name_width = 28 + 7.5 * double(longest);
   constexpr double width = 720, height = 420, left = 64, top = 44, bottom = 52;
-  const double right = chart.names_beside ? 20 + name_width : 20;
+  const bool low = chart.names == Names::low, beside = chart.names == Names::beside;
+  const double right = beside ? 20 + name_width : 20;
   static constexpr const char* colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"};
   const auto x_of = [&](double x) { return chart.log2_x ? std::log2(x) : x; };
   const auto y_of = [&](double y) { return chart.log10_y ? std::log10(y) : y; };
@@ -128,8 +130,8 @@ inline std::string svg(const Chart& chart) {
       "text-anchor=\"middle\" transform=\"rotate(-90 16 " + number((top + height - bottom) / 2, 1) + ")\"";
   text(16, (top + height - bottom) / 2, turn.c_str(), chart.y_label);
 
-  const double names = chart.names_low ? left + 16 : width - (chart.names_beside ? 10 : right) - name_width;
-  double legend = chart.names_low ? height - bottom + 8 - 20 * double(chart.series.size()) : top + 12;
+  const double names = low ? left + 16 : width - (beside ? 10 : right) - name_width;
+  double legend = low ? height - bottom + 8 - 20 * double(chart.series.size()) : top + 12;
   for (std::size_t n = 0; n < chart.series.size(); ++n, legend += 20) {
     const Series& s = chart.series[n];
     const std::string colour = s.colour.empty() ? colours[n % std::size(colours)] : s.colour;

@@ -44,8 +44,8 @@ struct Inputs {
   StateView<const Scalar> initial_M{};  ///< [N, HV, K, V]; absent: 0
 
   /// Packed sequences: B is 1 and sequence n has the tokens [cu_seqlens[n], cu_seqlens[n + 1]). The offsets
-  /// start at 0, never decrease and end at T; N is one less than their number. Viewed, as all else here. Empty:
-  /// not packed, N = B.
+  /// start at 0, never decrease and end at T; N is one less than their number. Viewed, as all else here.
+  /// Empty: not packed, N = B.
   Offsets cu_seqlens{};
 
   std::optional<Scalar> scale{};  ///< factor of q, finite; absent: 1 / sqrt(K)

@@ -38,7 +38,7 @@ TEST_CASE("a chart has a line and a name for each series, and escapes its text")
   CHECK(count(text, "nan") == 0);
   CHECK(text.ends_with("</svg>\n"));
 
-  chart.names_low = true;
+  chart.names = Names::low;
   CHECK(count(svg(chart), ">two<") == 1);
   CHECK(svg(chart) != text);
 
@@ -54,8 +54,7 @@ TEST_CASE("a chart has a line and a name for each series, and escapes its text")
   CHECK(count(svg(chart), ">1e-2</text>") == 1);
   CHECK(count(svg(chart), "stroke=\"#123456\"") == 2);
   const std::string over = svg(chart);
-  chart.names_low = false;
-  chart.names_beside = true;
+  chart.names = Names::beside;
   CHECK(svg(chart) != over);
 }
 

@@ -1,6 +1,7 @@
 # A program must be refused with the given WORDS, in few lines: cmake -DWORDS=.. -P refused.cmake -- compiler's command
 set(command "")
-foreach(i RANGE 1 ${CMAKE_ARGC})
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE 1 ${last})
   if(seen_dashes)
     list(APPEND command "${CMAKE_ARGV${i}}")
   elseif("${CMAKE_ARGV${i}}" STREQUAL "--")

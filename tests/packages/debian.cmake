@@ -1,4 +1,5 @@
 # Runs the workflow preset `package` in the unpacked source archive, and unpacks the Debian package that it makes.
+include(${CMAKE_CURRENT_LIST_DIR}/compare.cmake)
 set(ENV{CMAKE_GENERATOR} ${GENERATOR})
 set(ENV{CXX} ${COMPILER})
 set(ENV{Eigen3_DIR} ${Eigen3_DIR})
@@ -23,18 +24,11 @@ list(APPEND expected usr/share/cmake/momentum_delta/momentum_delta-config.cmake
   usr/share/cmake/momentum_delta/momentum_delta_targets.cmake
   usr/share/doc/libmomentum-delta-dev/copyright
   usr/share/pkgconfig/momentum_delta.pc)
-set(missing ${expected})
-list(REMOVE_ITEM missing ${files})
-list(REMOVE_ITEM files ${expected})
-if(missing OR files)
-  message(FATAL_ERROR "The Debian package lacks: ${missing}\nand has: ${files}")
-endif()
+compare_files("The Debian package" "${files}" "${expected}")
 
 # The archive of the archive is the archive.
 file(ARCHIVE_EXTRACT INPUT ${packages}/momentum_delta-${VERSION}.tar.gz DESTINATION ${packages}/again)
 file(GLOB_RECURSE again RELATIVE ${packages}/again/momentum_delta-${VERSION} ${packages}/again/*)
 file(GLOB_RECURSE archive RELATIVE ${OUTSIDE}/momentum_delta ${OUTSIDE}/momentum_delta/*)
 list(FILTER archive EXCLUDE REGEX "^build/")
-if(NOT again STREQUAL archive)
-  message(FATAL_ERROR "A source archive made from a source archive has other files:\n${again}\nnot\n${archive}")
-endif()
+compare_files("A source archive made from a source archive" "${again}" "${archive}")

@@ -1,6 +1,6 @@
 // Counts what this program takes from the heap, and fills it with NaN: a result that depends on memory nobody
-// wrote is then no number. With glibc, whose functions these replace; weak, so that several files of a program
-// may include it. A sanitizer has a malloc of its own: nothing is counted or filled then.
+// wrote is then no number. With glibc, whose functions these replace; weak, so that several files of a
+// program may include it. A sanitizer has a malloc of its own: nothing is counted or filled then.
 #pragma once
 
 #include <atomic>

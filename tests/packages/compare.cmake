@@ -1,0 +1,10 @@
+# Fails unless two lists of files are the same.
+function(compare_files what files expected)
+  set(missing ${expected})
+  set(unexpected ${files})
+  list(REMOVE_ITEM missing ${files})
+  list(REMOVE_ITEM unexpected ${expected})
+  if(missing OR unexpected)
+    message(FATAL_ERROR "${what} lacks: ${missing}\nand has: ${unexpected}")
+  endif()
+endfunction()
