@@ -130,11 +130,10 @@ EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) 
 
 inline constexpr float to_integer = 0x1.8p23f;  // added to a number, it leaves it rounded in the low bits
 
-// 2^y, y <= 0; 0 below the smallest normal number, for 1 times 2^-127 has the bits of 0.
+// 2^y, y <= 0; 0 below the smallest normal number, where the series means nothing.
 EIGEN_ALWAYS_INLINE Floats power_of_two(Floats y) {
-  y = y >= -126.f ? y : Floats{} - 127.f;
-  const Floats shifted = y + to_integer;
-  return power_of_two(shifted, y - (shifted - to_integer));
+  const Floats shifted = y + to_integer, power = power_of_two(shifted, y - (shifted - to_integer));
+  return y >= -126.f ? power : Floats{};
 }
 #endif
 

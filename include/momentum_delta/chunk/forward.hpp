@@ -24,6 +24,7 @@
 #include <algorithm>
 
 #include "momentum_delta/decay_mask.hpp"
+#include "momentum_delta/detail/fetch.hpp"
 #include "momentum_delta/detail/head.hpp"
 
 namespace momentum_delta::detail {

@@ -14,10 +14,20 @@ inline namespace MOMENTUM_DELTA_TARGET {
 template <class Scalar>
 inline constexpr int log1p_terms = std::is_same_v<Scalar, float> ? 7 : 16;
 
+// exp(-|x|), of which the others are made. Over many rows this is a sweep of its own: the processor overlaps
+// rows only as far as it looks ahead, and sees more of them where each takes fewer operations.
 template <class Scalar>
-EIGEN_ALWAYS_INLINE Row<Scalar> softplus_row(const Row<Scalar>& x) {
+EIGEN_ALWAYS_INLINE Row<Scalar> exp_of_minus_abs_row(const Row<Scalar>& x) {
+  if constexpr (std::is_floating_point_v<Scalar>)
+    return fast_decay_row<Scalar>(-x.abs());
+  else
+    return Row<Scalar>::Zero();  // a complex number has no order, and no form that is made of this
+}
+
+// e: exp(-|x|)
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Row<Scalar> softplus_row(const Row<Scalar>& x, const Row<Scalar>& e) {
   if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
-    const Row<Scalar> e = fast_decay_row<Scalar>(-x.abs());
     const Row<Scalar> s = e / (e + Scalar(2)), s2 = s * s;
     constexpr int terms = log1p_terms<Scalar>;
     Row<Scalar> series = Row<Scalar>::Constant(Scalar(1) / Scalar(2 * terms - 1));
@@ -29,13 +39,35 @@ EIGEN_ALWAYS_INLINE Row<Scalar> softplus_row(const Row<Scalar>& x) {
 }
 
 template <class Scalar>
-EIGEN_ALWAYS_INLINE Row<Scalar> sigmoid_row(const Row<Scalar>& x) {
+EIGEN_ALWAYS_INLINE Row<Scalar> sigmoid_row(const Row<Scalar>& x, const Row<Scalar>& e) {
   if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
-    const Row<Scalar> e = fast_decay_row<Scalar>(-x.abs());
     return where_positive<Scalar>(x, Row<Scalar>::Constant(Scalar(1)), e) / (e + Scalar(1));
   } else {
     return by_lane<Scalar>([&](int i) { return sigmoid(Scalar(x[i])); });
   }
+}
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Row<Scalar> sigmoid_row(const Row<Scalar>& x) {
+  return sigmoid_row<Scalar>(x, exp_of_minus_abs_row<Scalar>(x));
+}
+
+// The sigmoids of n rows.
+template <class Scalar>
+EIGEN_DONT_INLINE void sigmoid_rows(Index n, const Scalar* x, Scalar* sigmoid) {
+  constexpr int W = panel_width<Scalar>;
+  for (Index i = 0; i < n; ++i)
+    aligned_row(sigmoid + i * W) = exp_of_minus_abs_row<Scalar>(aligned_row(x + i * W));
+  for (Index i = 0; i < n; ++i)
+    aligned_row(sigmoid + i * W) = sigmoid_row<Scalar>(aligned_row(x + i * W), aligned_row(sigmoid + i * W));
+}
+
+// softplus of n rows, in place; e: room for as many.
+template <class Scalar>
+EIGEN_DONT_INLINE void softplus_rows(Index n, Scalar* x, Scalar* e) {
+  constexpr int W = panel_width<Scalar>;
+  for (Index i = 0; i < n; ++i) aligned_row(e + i * W) = exp_of_minus_abs_row<Scalar>(aligned_row(x + i * W));
+  for (Index i = 0; i < n; ++i)
+    aligned_row(x + i * W) = softplus_row<Scalar>(aligned_row(x + i * W), aligned_row(e + i * W));
 }
 
 // sigmoid of every element of an Eigen array, as an expression. The exponent stays below where exp overflows.

@@ -161,6 +161,34 @@ EIGEN_ALWAYS_INLINE Row<float> by_vector(const F& f, const Rows&... x) {
   }
   return y;
 }
+
+// Sums of neighbouring lanes, first those of a.
+EIGEN_ALWAYS_INLINE Floats add_neighbours(const Floats& a, const Floats& b) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) MOMENTUM_DELTA_INLINE {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, (2 * i)...) + __builtin_shufflevector(a, b, (2 * i + 1)...);
+#else
+    return __builtin_shuffle(a, b, Ints{(2 * i)...}) + __builtin_shuffle(a, b, Ints{(2 * i + 1)...});
+#endif
+  }
+  (std::make_integer_sequence<int, vector_lanes>{});
+}
+// Partial sums of n rows, vector_lanes / n of each, one row after the other.
+template <int n>
+EIGEN_ALWAYS_INLINE Floats partial_sums(const float* rows) {
+  constexpr int W = panel_width<float>;
+  if constexpr (n > 1) {
+    return add_neighbours(partial_sums<n / 2>(rows), partial_sums<n / 2>(rows + n / 2 * W));
+  } else {
+    Floats sum{};
+    for (int i = 0; i < W; i += vector_lanes) {
+      Floats part;
+      std::memcpy(&part, rows + i, sizeof part);
+      sum += part;
+    }
+    return sum;
+  }
+}
 #endif
 
 // yes where x > 0, else no. (Eigen 3.4 does not vectorise select.)
@@ -346,6 +374,30 @@ void transpose(const Scalar* from, Index from_stride, Index rows, Index cols, Sc
       for (int r = 0; r < P; ++r) Eigen::Map<BlockRow>(to + (j + r) * to_stride + i) = block.row(r);
     }
   }
+}
+
+// Sums over the lanes of W rows, that of row i in lane i.
+template <class Scalar>
+Row<Scalar> lane_sums(const Scalar* rows) {
+  constexpr int W = panel_width<Scalar>;
+#if defined(__GNUC__)
+  if constexpr (std::is_same_v<Scalar, float>) {
+    Row<float> sums;
+    for (int i = 0; i < W; i += vector_lanes) {
+      const Floats part = partial_sums<vector_lanes>(rows + i * W);
+      std::memcpy(sums.data() + i, &part, sizeof part);
+    }
+    return sums;
+  }
+#endif
+  alignas(64) Scalar columns[W * W];
+  transpose(rows, W, W, W, columns, W);
+  Row<Scalar> even = Row<Scalar>::Zero(), odd = Row<Scalar>::Zero();
+  for (int i = 0; i + 1 < W; i += 2) {
+    even += aligned_row(columns + i * W);
+    odd += aligned_row(columns + (i + 1) * W);
+  }
+  return even + odd;
 }
 
 }  // namespace MOMENTUM_DELTA_TARGET

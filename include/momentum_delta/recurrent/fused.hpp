@@ -19,6 +19,7 @@
 #include <algorithm>
 
 #include "momentum_delta/decay_mask.hpp"
+#include "momentum_delta/detail/fetch.hpp"
 #include "momentum_delta/detail/head.hpp"
 #include "momentum_delta/detail/panel.hpp"
 #include "momentum_delta/workspace.hpp"

@@ -10,9 +10,8 @@
 ///     x_t = dt_t u_t                    du_t = dt_t dx_t + D dy_t,  ddt_t += u_t dx_t
 ///     dt_t = softplus(delta_t + bias)   ddelta_t = ddt_t sigmoid(delta_t + bias),  dbias += ddelta_t
 ///
-/// dB and dC are sums over the channels of a group, dA, dD and dbias over the sequences. Every panel of
-/// channels sums its own, for a stretch of chunks; those are then added in order, so that the threads change
-/// no bit.
+/// dB and dC are sums over the channels of a group, dA, dD and dbias over the sequences. Every strip of panels
+/// sums its own, for a stretch of chunks; those are then added in order, so that the threads change no bit.
 ///
 /// Where A counts as another number, -inf and what is below lowest_rate, the decay is a constant: that state
 /// gives nothing to ddt, and 0 to dA.
@@ -25,27 +24,13 @@
 namespace momentum_delta::detail {
 inline namespace MOMENTUM_DELTA_TARGET {
 
-// Sums over the lanes of W rows, that of row i in lane i.
-template <class Scalar>
-Row<Scalar> lane_sums(const Scalar* rows) {
-  constexpr int W = panel_width<Scalar>;
-  alignas(64) Scalar columns[W * W];
-  transpose(rows, W, W, W, columns, W);
-  Row<Scalar> even = Row<Scalar>::Zero(), odd = Row<Scalar>::Zero();
-  for (int i = 0; i + 1 < W; i += 2) {
-    even += aligned_row(columns + i * W);
-    odd += aligned_row(columns + (i + 1) * W);
-  }
-  return even + odd;
-}
-
-// What each panel of channels has for itself between the phases of a backward pass.
+// What each panel of channels has for itself between the phases of a backward pass, and each strip.
 template <class Scalar>
 struct ScanSums {
   Index state, tokens;  // sizes: Np W, and tokens of a stretch, padded to W
   Scalar *g, *dA;       // state
   Scalar *dD, *dbias;   // W
-  Scalar *dB, *dC;      // Np x tokens, sums over the panel's channels; null: not wanted
+  Scalar *dB, *dC;      // Np x tokens, sums over the strip's channels; null: not wanted
 
   ScanSums(Arena& arena, const ScanSizes& s, Index stretch, bool dB_dC)
       : state(padded_states(s.N) * panel_width<Scalar>), tokens(round_up(stretch, panel_width<Scalar>)) {
@@ -54,13 +39,13 @@ struct ScanSums {
     dA = arena.take<Scalar>(panels * state);
     dD = arena.take<Scalar>(panels * panel_width<Scalar>);
     dbias = arena.take<Scalar>(panels * panel_width<Scalar>);
-    const Index of_tokens = dB_dC ? panels * padded_states(s.N) * tokens : 0;
+    const Index of_tokens = dB_dC ? ScanStrips<Scalar>(s).count() * padded_states(s.N) * tokens : 0;
     dB = arena.take<Scalar>(of_tokens);
     dC = arena.take<Scalar>(of_tokens);
     if (!dB_dC) dB = dC = nullptr;
   }
 
-  ScanSums of(Index panel) const {
+  ScanSums of(Index panel, Index strip = 0) const {
     constexpr Index W = panel_width<Scalar>;
     ScanSums p = *this;
     p.g += panel * state;
@@ -68,8 +53,8 @@ struct ScanSums {
     p.dD += panel * W;
     p.dbias += panel * W;
     if (dB) {
-      p.dB += panel * (state / W) * tokens;
-      p.dC += panel * (state / W) * tokens;
+      p.dB += strip * (state / W) * tokens;
+      p.dC += strip * (state / W) * tokens;
     }
     return p;
   }
@@ -78,80 +63,87 @@ struct ScanSums {
 template <class Scalar, class Storage>
 class ScanBackward {
  public:
-  ScanBackward(Arena& arena, const ScanSizes& s, Index chunk_size)
-      : tokens_(arena, s, chunk_size),
+  // Room for `panels` panels at once.
+  ScanBackward(Arena& arena, const ScanSizes& s, Index panels, Index chunk_size)
+      : tokens_(arena, s, panels, chunk_size),
         padded_(round_up(chunk_size, W)),
-        A_(arena.take<Scalar>(tokens_.Np() * W)),
+        As_(arena.take<Scalar>(panels * tokens_.Np() * W)),
         dy_(take_rows<Scalar>(arena, chunk_size)),
+        dz_(take_rows<Scalar>(arena, chunk_size)),
         y_(take_rows<Scalar>(arena, chunk_size)),
         dx_(take_rows<Scalar>(arena, chunk_size)),
         ddt_(take_rows<Scalar>(arena, chunk_size)),
+        delta_(take_rows<Scalar>(arena, chunk_size)),
+        sigmoid_(take_rows<Scalar>(arena, chunk_size)),
         a_(take_rows<Scalar>(arena, together * chunk_size)),
         h_(take_rows<Scalar>(arena, together * (chunk_size + 1))),
         g_x_(take_rows<Scalar>(arena, together * padded_)),
         h_dy_(take_rows<Scalar>(arena, together * padded_)) {}
 
-  void open(const ScanInputs<Scalar, Storage>& x, Index b, const Channels& c) {
-    tokens_.open(x, b, c);
-    std::fill_n(A_, tokens_.Np() * W, Scalar(0));
-    for (Index i = 0; i < c.width; ++i) {
-      for (Index n = 0; n < tokens_.N(); ++n) {
-        const Scalar A = tokens_.A(n, i);
-        A_[n * W + i] = A < lowest_rate<Scalar> ? Scalar(0) : A;
+  // Panels [first, first + count) of batch b.
+  void open(const ScanInputs<Scalar, Storage>& x, Index b, Index first, Index count) {
+    tokens_.open(x, b, first, count);
+    std::fill_n(As_, count * tokens_.Np() * W, Scalar(0));
+    for (Index p = 0; p < count; ++p) {
+      const Channels c = tokens_.channels(p);
+      for (Index i = 0; i < c.width; ++i) {
+        for (Index n = 0; n < tokens_.N(); ++n) {
+          const Scalar A = x.A.row(c.first + i)[n];
+          As_[(p * tokens_.Np() + n) * W + i] = A < lowest_rate<Scalar> ? Scalar(0) : A;
+        }
       }
     }
   }
 
-  // Tokens [t0, t0 + n) of batch b, one chunk; before: the state before it, Np x W. sums.g: the gradient by
-  // the state after it becomes that by the state before it. Its tokens start at `first` in sums.dB and
-  // sums.dC.
-  void operator()(Index b, Index t0, Index n, const Scalar* before, Index first, const ScanSums<Scalar>& sums,
+  // Of all open panels: the tokens [t0, t0 + n), one chunk.
+  void load_states(Index t0, Index n) { tokens_.load_states(t0, n); }
+  // Of panel p: that chunk. before: the state before it, Np x W. sums.g: the gradient by the state after it
+  // becomes that by the state before it. Its tokens start at `first` in sums.dB and sums.dC.
+  void operator()(Index p, Index t0, Index n, const Scalar* before, Index first, const ScanSums<Scalar>& sums,
                   const ScanOutputGradients<Scalar, Storage>& dy,
-                  const ScanInputGradients<Scalar, Storage>& dx) {
+                  const ScanInputGradients<Scalar, Storage>& dx, Fetch<Storage>& next) {
+    tokens_.select(p);
     tokens_.load(t0, n);
-    const Channels& c = tokens_.channels();
-    for (Index i = 0; i < n; ++i) {
-      tokens_.fetch(tokens_.inputs().z, t0 + i);
-      tokens_.fetch(dy.dout, t0 + i);
-      Row<Scalar> dy_i = upstream(dy, b, t0 + i);
-      if (tokens_.has_z()) {
-        const Row<Scalar> z = tokens_.z(t0 + i);
-        dy_i *= z * sigmoid_row<Scalar>(z);
-      }
-      aligned_row(dy_ + i * W) = dy_i;
-    }
-    for (Scalar* rows : {y_, dx_, ddt_}) std::fill_n(rows, n * W, Scalar(0));
+    upstream(t0, n, dy.dout);
     const bool wants_y = !dx.dz.absent();
+    if (wants_y) tokens_.skip(n, y_);
+    for (Scalar* rows : {dx_, ddt_}) std::fill_n(rows, n * W, Scalar(0));
     for (Index s = 0; s < tokens_.Np(); s += together) {
       if (wants_y)
         rebuild<true>(n, s, before);
       else
         rebuild<false>(n, s, before);
-      reverse(n, s, sums);
+      reverse(n, s, sums, next);
       if (sums.dB) sum_channels(n, s, first, sums);
     }
-
-    Row<Scalar> dD = aligned_row(sums.dD), dbias = aligned_row(sums.dbias);
-    const auto put = [&](const ArrayView<Storage, 3>& to, Index t, const Row<Scalar>& row) {
-      if (!to.absent()) put_row(row, to.row(b, t) + c.first, c.width, dx.accumulate);
+    through_inputs(t0, n);
+    add_tokens(n, sums);
+    const auto put = [&](const Scalar* rows, const ArrayView<Storage, 3>& to) {
+      if (!to.absent()) put_rows(rows, tokens_.sequence(to), t0, n, tokens_.channels(), dx.accumulate);
     };
-    for (Index i = n; i-- > 0;) {
-      const Index t = t0 + i;
-      const Row<Scalar> u = tokens_.u(t), dy_i = aligned_row(dy_ + i * W), dx_i = aligned_row(dx_ + i * W);
-      Row<Scalar> ddelta = aligned_row(ddt_ + i * W) + u * dx_i;
-      if (tokens_.softplus()) ddelta *= sigmoid_row<Scalar>(tokens_.delta(t));
-      dD += dy_i * u;
-      dbias += ddelta;
-      put(dx.du, t, aligned_row(tokens_.dt() + i * W) * dx_i + tokens_.D() * dy_i);
-      put(dx.ddelta, t, ddelta);
-      if (!wants_y) continue;
-      const Row<Scalar> z = tokens_.z(t), sigmoid = sigmoid_row<Scalar>(z);
-      put(dx.dz, t,
-          upstream(dy, b, t) * tokens_.y(t, aligned_row(y_ + i * W)) * sigmoid *
-              (Scalar(1) + z * (Scalar(1) - sigmoid)));
-    }
-    aligned_row(sums.dD) = dD;
-    aligned_row(sums.dbias) = dbias;
+    put(dx_, dx.du);
+    put(ddt_, dx.ddelta);
+    if (!wants_y) return;
+    for (Index i = 0; i < n; ++i) aligned_row(dz_ + i * W) *= aligned_row(y_ + i * W);
+    put(dz_, dx.dz);
+  }
+
+  // What passes panel p for the tokens [t0, t0 + n).
+  Fetch<Storage> rows_of(Index p, Index t0, Index n, const ScanOutputGradients<Scalar, Storage>& dy,
+                         const ScanInputGradients<Scalar, Storage>& dx) const {
+    const Channels c = tokens_.channels(p);
+    Fetch<Storage> rows;
+    const auto add = [&](const auto& array) {
+      if (!array.absent()) rows.add(tokens_.sequence(array), t0, n, c.first, c.width);
+    };
+    add(dx.dz);
+    add(dx.ddelta);
+    add(dx.du);
+    add(tokens_.inputs().z);
+    add(dy.dout);
+    add(tokens_.inputs().u);
+    add(tokens_.inputs().delta);
+    return rows;
   }
 
  private:
@@ -159,10 +151,53 @@ class ScanBackward {
   static constexpr int together = 2;  // states
   static_assert(states_together % together == 0);
 
-  Row<Scalar> upstream(const ScanOutputGradients<Scalar, Storage>& dy, Index b, Index t) const {
-    const Channels& c = tokens_.channels();
-    return dy.dout.absent() ? Row<Scalar>(Row<Scalar>::Zero())
-                            : load_row<Scalar>(dy.dout.row(b, t) + c.first, c.width);
+  // dy, and of dz all but the factor y.
+  void upstream(Index t0, Index n, const ArrayView<const Storage, 3>& dout) {
+    const Channels c = tokens_.channels();
+    Scalar *const dy = dy_, *const dz = dz_, *const sigmoid = sigmoid_;
+    if (dout.absent())
+      std::fill_n(dy, n * W, Scalar(0));
+    else
+      load_rows(tokens_.sequence(dout), t0, n, c.first, c.width, n, dy);
+    if (!tokens_.has_z()) return;
+    load_rows(tokens_.sequence(tokens_.inputs().z), t0, n, c.first, c.width, n, dz);
+    sigmoid_rows(n, dz, sigmoid);
+    for (Index i = 0; i < n; ++i) {
+      const Row<Scalar> z = aligned_row(dz + i * W), sigmoid_i = aligned_row(sigmoid + i * W);
+      const Row<Scalar> dy_sigmoid = aligned_row(dy + i * W) * sigmoid_i;
+      aligned_row(dz + i * W) = dy_sigmoid * (Scalar(1) + z * (Scalar(1) - sigmoid_i));
+      aligned_row(dy + i * W) = dy_sigmoid * z;
+    }
+  }
+
+  // From dx and ddt to du and ddelta, in their place.
+  void through_inputs(Index t0, Index n) {
+    const Channels c = tokens_.channels();
+    const Scalar *const dt = tokens_.dt(), *const u = tokens_.u(), *const dy = dy_;
+    Scalar *const dx = dx_, *const ddt = ddt_, *const delta = delta_, *const sigmoid = sigmoid_;
+    const Row<Scalar> D = tokens_.D(), bias = tokens_.bias();
+    for (Index i = 0; i < n; ++i) {
+      const Row<Scalar> dx_i = aligned_row(dx + i * W);
+      aligned_row(ddt + i * W) += aligned_row(u + i * W) * dx_i;
+      aligned_row(dx + i * W) = aligned_row(dt + i * W) * dx_i + D * aligned_row(dy + i * W);
+    }
+    if (!tokens_.inputs().delta_softplus) return;
+    load_rows(tokens_.sequence(tokens_.inputs().delta), t0, n, c.first, c.width, n, delta);
+    for (Index i = 0; i < n; ++i) aligned_row(delta + i * W) += bias;
+    sigmoid_rows(n, delta, sigmoid);
+    for (Index i = 0; i < n; ++i) aligned_row(ddt + i * W) *= aligned_row(sigmoid + i * W);
+  }
+
+  // What is summed over tokens.
+  void add_tokens(Index n, const ScanSums<Scalar>& sums) const {
+    const Scalar *const dy = dy_, *const u = tokens_.u(), *const ddelta = ddt_;
+    Row<Scalar> dD = aligned_row(sums.dD), dbias = aligned_row(sums.dbias);
+    for (Index i = n; i-- > 0;) {
+      dD += aligned_row(dy + i * W) * aligned_row(u + i * W);
+      dbias += aligned_row(ddelta + i * W);
+    }
+    aligned_row(sums.dD) = dD;
+    aligned_row(sums.dbias) = dbias;
   }
 
   // a_t, h_t and, if wanted, y_t of the states [s, s + together).
@@ -192,15 +227,17 @@ class ScanBackward {
     }
   }
 
-  EIGEN_DONT_INLINE void reverse(Index n, Index s, const ScanSums<Scalar>& sums) {
+  EIGEN_DONT_INLINE void reverse(Index n, Index s, const ScanSums<Scalar>& sums, Fetch<Storage>& next) {
     const Index stride = tokens_.stride();
     const Scalar *dt = tokens_.dt(), *x = tokens_.x(), *B = tokens_.B() + s, *C = tokens_.C() + s;
     const Scalar *const a = a_, *const h = h_, *const dys = dy_;
     Scalar *const dxs = dx_, *const ddts = ddt_, *const g_x = g_x_, *const h_dy = h_dy_;
+    const Scalar* const As = As_ + tokens_.selected() * tokens_.Np() * W;
     const Index padded = padded_;
+    const int lines = int(std::max<Index>(1, 8 * together / tokens_.Np()));
     Row<Scalar> A[together], g[together], dA[together];
     unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
-      A[j] = aligned_row(A_ + (s + j) * W);
+      A[j] = aligned_row(As + (s + j) * W);
       g[j] = aligned_row(sums.g + (s + j) * W);
       dA[j] = aligned_row(sums.dA + (s + j) * W);
     });
@@ -208,6 +245,7 @@ class ScanBackward {
       const Row<Scalar> dt_i = aligned_row(dt + i * W), x_i = aligned_row(x + i * W),
                         dy_i = aligned_row(dys + i * W);
       Row<Scalar> dx = aligned_row(dxs + i * W), ddt = aligned_row(ddts + i * W);
+      next.some(lines);
       unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
         g[j] += dy_i * C[i * stride + j];
         aligned_row(h_dy + (j * padded + i) * W) = aligned_row(h + ((i + 1) * together + j) * W) * dy_i;
@@ -235,7 +273,7 @@ class ScanBackward {
         to += (s + j) * sums.tokens + first;
         std::fill_n(rows + n * W, (round_up(n, W) - n) * W, Scalar(0));
         for (Index i = 0; i < n; i += W)
-          store_row(lane_sums(rows + i * W), to + i, std::min<Index>(W, n - i));
+          put_row(lane_sums(rows + i * W), to + i, std::min<Index>(W, n - i), tokens_.selected() > 0);
       };
       sum(g_x_, sums.dB);
       sum(h_dy_, sums.dC);
@@ -243,28 +281,28 @@ class ScanBackward {
   }
 
   ScanTokens<Scalar, Storage> tokens_;
-  Index padded_;                  // chunk_size, to whole rows
-  Scalar* A_;                     // Np x W, 0 for -inf
-  Scalar *dy_, *y_, *dx_, *ddt_;  // chunk_size x W
-  Scalar *a_, *h_;                // chunk_size x together x W, and one token more of h
-  Scalar *g_x_, *h_dy_;           // together x padded_ x W
+  Index padded_;                                            // chunk_size, to whole rows
+  Scalar* As_;                                              // Np x W for each panel, 0 for -inf
+  Scalar *dy_, *dz_, *y_, *dx_, *ddt_, *delta_, *sigmoid_;  // chunk_size x W
+  Scalar *a_, *h_;       // chunk_size x together x W, and one token more of h
+  Scalar *g_x_, *h_dy_;  // together x padded_ x W
 };
 
-// dB or dC of a stretch: adds the panels' sums in order, a tile of W tokens at a time.
+// dB or dC of a stretch: adds the strips' sums in order, a tile of W tokens at a time.
 template <class Scalar, class Storage>
 class ScanGroupSums {
  public:
   ScanGroupSums(Arena& arena, const ScanSizes& s)
       : Np_(padded_states(s.N)), tile_(arena.take<Scalar>(Np_ * W)), row_(arena.take<Scalar>(Np_)) {}
 
-  // panel_sums: of the group's first panel, tokens [i, i + n) of the stretch; to(k): row of token i + k.
+  // strip_sums: of the group's first strip, tokens [i, i + n) of the stretch; to(k): row of token i + k.
   template <class To>
-  void operator()(const Scalar* panel_sums, Index panels, Index tokens, Index i, Index n, Index N,
+  void operator()(const Scalar* strip_sums, Index strips, Index tokens, Index i, Index n, Index N,
                   const To& to, bool add) {
     for (Index state = 0; state < N; ++state) {
       Row<Scalar> sum = Row<Scalar>::Zero();
-      for (Index p = 0; p < panels; ++p)
-        sum += load_row<Scalar>(panel_sums + (p * Np_ + state) * tokens + i, n);
+      for (Index p = 0; p < strips; ++p)
+        sum += load_row<Scalar>(strip_sums + (p * Np_ + state) * tokens + i, n);
       aligned_row(tile_ + state * W) = sum;
     }
     for (Index k = 0; k < n; ++k) {
@@ -290,6 +328,7 @@ void scan_gradients(const ScanInputs<Scalar, Storage>& x, const ChunkStates<Scal
   constexpr Index W = panel_width<Scalar>;
   const ScanSizes s = sizes_of(x);
   const ScanPanels<Scalar> panels(s);
+  const ScanStrips<Scalar> strips(s);
   const Index tasks = s.B * panels.count(), chunks = chunks_of(s.T, chunk_size);
   // Enough chunks at a time that threads seldom wait for each other.
   const Index together = std::max<Index>(1, 128 / chunk_size), stretch = together * chunk_size;
@@ -302,7 +341,7 @@ void scan_gradients(const ScanInputs<Scalar, Storage>& x, const ChunkStates<Scal
       options,
       [&](Arena& arena) { return ScanSums<Scalar>(arena, s, stretch, !dx.dB.absent() || !dx.dC.absent()); },
       [&](Arena& arena) {
-        return Kernel{ScanBackward<Scalar, Storage>(arena, s, chunk_size),
+        return Kernel{ScanBackward<Scalar, Storage>(arena, s, strips.together(), chunk_size),
                       ScanGroupSums<Scalar, Storage>(arena, s)};
       },
       [&](const ScanSums<Scalar>& all, const auto& run) {
@@ -315,33 +354,40 @@ void scan_gradients(const ScanInputs<Scalar, Storage>& x, const ChunkStates<Scal
         });
         for (Index last = chunks; last > 0;) {  // the chunks before it are still to do
           const Index begin = (last - 1) / together * together, t0 = begin * chunk_size;
-          run(tasks, [&](Kernel& kernel, Index task) {
-            const Index b = task / panels.count();
-            kernel.backward.open(x, b, panels[task % panels.count()]);
+          run(strips.count(), [&](Kernel& kernel, Index task) {
+            const Strip strip = strips[task];
+            const Index first = strip.b * panels.count() + strip.first;
+            kernel.backward.open(x, strip.b, strip.first, strip.count);
             for (Index c = last; c-- > begin;) {
-              const Index t = c * chunk_size;
-              kernel.backward(b, t, std::min(chunk_size, s.T - t), states.at(task, c), t - t0, all.of(task),
-                              dy, dx);
+              const Index t = c * chunk_size, n = std::min(chunk_size, s.T - t);
+              kernel.backward.load_states(t, n);
+              for (Index p = 0; p < strip.count; ++p) {
+                Fetch<Storage> next = p + 1 < strip.count ? kernel.backward.rows_of(p + 1, t, n, dy, dx)
+                                      : c > begin
+                                          ? kernel.backward.rows_of(0, t - chunk_size, chunk_size, dy, dx)
+                                          : Fetch<Storage>();
+                kernel.backward(p, t, n, states.at(first + p, c), t - t0, all.of(first + p, task), dy, dx,
+                                next);
+              }
             }
           });
           const Index n = std::min(stretch, s.T - t0);
-          const auto add_panels = [&](const Scalar* sums, const TokenView<Storage>& to) {
+          const auto add_strips = [&](const Scalar* sums, const TokenView<Storage>& to) {
             if (to.empty()) return;
             run(s.B * s.G * tiles, [&](Kernel& kernel, Index i) {
               const Index b = i / tiles / s.G, group = i / tiles % s.G, from = i % tiles * W;
               if (from >= n) return;
-              const Index first = b * panels.count() + group * panels.of_group();
               kernel.group(
-                  sums + first * padded_states(s.N) * all.tokens, panels.of_group(), all.tokens, from,
-                  std::min(W, n - from), s.N,
+                  sums + (b * s.G + group) * strips.of_group() * padded_states(s.N) * all.tokens,
+                  strips.of_group(), all.tokens, from, std::min(W, n - from), s.N,
                   [&](Index k) {
                     return to.data + b * to.stride[0] + (t0 + from + k) * to.stride[1] + group * to.stride[2];
                   },
                   dx.accumulate);
             });
           };
-          add_panels(all.dB, dx.dB);
-          add_panels(all.dC, dx.dC);
+          add_strips(all.dB, dx.dB);
+          add_strips(all.dC, dx.dC);
           last = begin;
         }
         run(panels.count(), [&](Kernel&, Index panel) {

@@ -38,15 +38,19 @@ void check_steps(const Check& check, const ScanInputs<Scalar, Storage>& x, const
   const auto good_row = [&](const Storage* row) {
     constexpr Index W = panel_width<Scalar>;
     if constexpr (std::is_floating_point_v<Scalar>) {
+      const Scalar* const bias = x.delta_bias.data;
       Row<Scalar> worst = Row<Scalar>::Zero();  // inf - inf and NaN - NaN are NaN, anything else gives 0
-      for (Index d = 0; d < s.D; d += W) {
-        const Index width = std::min<Index>(W, s.D - d);
+      Row<Scalar> least = worst;
+      const auto add = [&](Index d, Index width) MOMENTUM_DELTA_INLINE {
         Row<Scalar> step = load_row<Scalar>(row + d, width);
-        if (!x.delta_bias.absent()) step += load_row<Scalar>(x.delta_bias.data + d, width);
+        if (bias) step += load_row<Scalar>(bias + d, width);
         worst += step - step;
-        if (!any_sign) worst += by_lane<Scalar>([&](int i) { return step[i] < 0 ? Scalar(1) : Scalar(0); });
-      }
-      return (worst == Scalar(0)).all();
+        least = least.min(step);
+      };
+      const Index whole = s.D / W * W;
+      for (Index d = 0; d < whole; d += W) add(d, W);
+      if (whole < s.D) add(whole, s.D - whole);
+      return (worst == Scalar(0)).all() && (any_sign || (least >= Scalar(0)).all());
     } else {
       for (Index d = 0; d < s.D; ++d)
         if (!good(sum(row[d], d))) return false;

@@ -25,43 +25,45 @@ inline namespace MOMENTUM_DELTA_TARGET {
 template <class Scalar, class Storage>
 class ScanForward {
  public:
-  ScanForward(Arena& arena, const ScanSizes& s)
-      : tokens_(arena, s, block),
-        h_(arena.take<Scalar>(tokens_.Np() * W)),
-        y_(take_rows<Scalar>(arena, block)) {}
+  // Room for `panels` panels at once.
+  ScanForward(Arena& arena, const ScanSizes& s, Index panels)
+      : tokens_(arena, s, panels, block),
+        h_(arena.take<Scalar>(panels * state_size())),
+        y_(take_rows<Scalar>(arena, block)),
+        z_(take_rows<Scalar>(arena, block)),
+        sigmoid_(take_rows<Scalar>(arena, block)) {}
 
   ScanTokens<Scalar, Storage>& tokens() { return tokens_; }
-  Scalar* state() { return h_; }  // Np x W
+  Scalar* state(Index p) { return h_ + p * state_size(); }  // of an open panel, Np x W
   Index state_size() const { return tokens_.Np() * W; }
 
-  // Tokens [begin, end) of batch b, from state() to state().
-  void run(Index b, Index begin, Index end, const ArrayView<Storage, 3>& out) {
+  // Tokens [begin, end) of all open panels, from state() to state(). A block of tokens passes one panel after
+  // the other: their rows share cache lines and pages.
+  void run(Index begin, Index end, const ArrayView<Storage, 3>& out) {
+    const RowsMap<Storage> outs = tokens_.sequence(out);
     for (Index t0 = begin; t0 < end; t0 += block) {
       const Index n = std::min(block, end - t0);
-      tokens_.load(t0, n);
-      std::fill_n(y_, n * W, Scalar(0));
-      for (Index s = 0; s < tokens_.Np(); s += states_together) scan(n, s);
-      for (Index i = 0; i < n; ++i) {
-        tokens_.fetch(out, t0 + i);
-        tokens_.fetch(tokens_.inputs().z, t0 + i);
-        Row<Scalar> y = tokens_.y(t0 + i, aligned_row(y_ + i * W));
-        if (tokens_.has_z()) {
-          const Row<Scalar> z = tokens_.z(t0 + i);
-          y *= z * sigmoid_row<Scalar>(z);
-        }
-        const Channels& c = tokens_.channels();
-        store_row(y, out.row(b, t0 + i) + c.first, c.width);
+      tokens_.load_states(t0, n);
+      for (Index p = 0; p < tokens_.count(); ++p) {
+        tokens_.select(p);
+        tokens_.load(t0, n);
+        tokens_.skip(n, y_);
+        const bool last = p + 1 == tokens_.count();
+        Fetch<Storage> next = last ? rows_of(0, t0 + n, block, outs) : rows_of(p + 1, t0, n, outs);
+        for (Index s = 0; s < tokens_.Np(); s += states_together) scan(n, s, state(p), next);
+        put(t0, n, outs);
       }
     }
   }
 
-  // What the tokens [begin, end) leave in the state after them, to state(); returns the sum of their dt.
+  // What the tokens [begin, end) leave in the state after them, to state(0); returns the sum of their dt.
   Row<Scalar> contribution(Index begin, Index end) {
     std::fill_n(h_, state_size(), Scalar(0));
     Row<Scalar> sum = Row<Scalar>::Zero();
     for (Index rest = end; rest > begin;) {
       const Index n = std::min(block, rest - begin);
       rest -= n;
+      tokens_.load_states(rest, n);
       tokens_.load(rest, n);
       sum = sums_to_end<Scalar>(n, tokens_.dt(), sum);
       for (Index s = 0; s < tokens_.Np(); s += states_together) collect(n, s);
@@ -71,27 +73,55 @@ class ScanForward {
 
  private:
   static constexpr int W = panel_width<Scalar>;
-  static constexpr Index block = 64;  // tokens
+  static constexpr Index block = 32;  // tokens
 
-  // States [s, s + states_together) over the block.
-  EIGEN_DONT_INLINE void scan(Index n, Index s) {
+  // What passes a panel for the tokens [t0, t0 + n), as far as there are so many.
+  Fetch<Storage> rows_of(Index p, Index t0, Index n, const RowsMap<Storage>& outs) const {
+    const ScanInputs<Scalar, Storage>& x = tokens_.inputs();
+    const Channels c = tokens_.channels(p);
+    Fetch<Storage> rows;
+    rows.add(outs, t0, n, c.first, c.width);
+    if (tokens_.has_z()) rows.add(tokens_.sequence(x.z), t0, n, c.first, c.width);
+    rows.add(tokens_.sequence(x.u), t0, n, c.first, c.width);
+    rows.add(tokens_.sequence(x.delta), t0, n, c.first, c.width);
+    return rows;
+  }
+
+  // States [s, s + states_together) of h over the block.
+  EIGEN_DONT_INLINE void scan(Index n, Index s, Scalar* hs, Fetch<Storage>& next) {
     const Index stride = tokens_.stride();
+    const int lines = int(std::max<Index>(1, 4 * states_together / tokens_.Np()));
     const Scalar *dt = tokens_.dt(), *x = tokens_.x(), *B = tokens_.B() + s, *C = tokens_.C() + s;
+    Scalar* const ys = y_;
     Row<Scalar> rate[states_together], h[states_together];
     unroll<states_together>([&](auto j) MOMENTUM_DELTA_INLINE {
       rate[j] = aligned_row(tokens_.rate() + (s + j) * W);
-      h[j] = aligned_row(h_ + (s + j) * W);
+      h[j] = aligned_row(hs + (s + j) * W);
     });
     for (Index i = 0; i < n; ++i) {
       const Row<Scalar> dt_i = aligned_row(dt + i * W), x_i = aligned_row(x + i * W);
-      Row<Scalar> y = aligned_row(y_ + i * W);
+      Row<Scalar> y = aligned_row(ys + i * W);
+      next.some(lines);
       unroll<states_together>([&](auto j) MOMENTUM_DELTA_INLINE {
         h[j] = decay_row<Scalar>(dt_i, rate[j]) * h[j] + x_i * B[i * stride + j];
         y += h[j] * C[i * stride + j];
       });
-      aligned_row(y_ + i * W) = y;
+      aligned_row(ys + i * W) = y;
     }
-    unroll<states_together>([&](auto j) MOMENTUM_DELTA_INLINE { aligned_row(h_ + (s + j) * W) = h[j]; });
+    unroll<states_together>([&](auto j) MOMENTUM_DELTA_INLINE { aligned_row(hs + (s + j) * W) = h[j]; });
+  }
+
+  // out of the block, from y.
+  void put(Index t0, Index n, const RowsMap<Storage>& outs) {
+    const Channels c = tokens_.channels();
+    Scalar *const y = y_, *const z = z_, *const sigmoid = sigmoid_;
+    if (tokens_.has_z()) {
+      load_rows(tokens_.sequence(tokens_.inputs().z), t0, n, c.first, c.width, n, z);
+      sigmoid_rows(n, z, sigmoid);
+      for (Index i = 0; i < n; ++i)
+        aligned_row(y + i * W) *= aligned_row(z + i * W) * aligned_row(sigmoid + i * W);
+    }
+    put_rows(y, outs, t0, n, c);
   }
 
   // The same states of the chunk's end; dt holds the segment sums.
@@ -113,8 +143,8 @@ class ScanForward {
   }
 
   ScanTokens<Scalar, Storage> tokens_;
-  Scalar* h_;  // Np x W
-  Scalar* y_;  // block x W: C h
+  Scalar* h_;                  // Np x W for each panel
+  Scalar *y_, *z_, *sigmoid_;  // block x W
 };
 
 // A forward pass, from the inputs to out and final_state. record: where the states before chunks are kept,
@@ -124,21 +154,32 @@ void scan_recurrent(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scal
                     const ScanOptions& options, Index chunk_size, const ChunkStates<Scalar>& record) {
   const ScanSizes s = sizes_of(x);
   const ScanPanels<Scalar> panels(s);
+  const ScanStrips<Scalar> strips(s);
   const Index stretch = record.data ? chunk_size : std::max<Index>(s.T, 1);
   run_scan(
-      options, [](Arena&) { return 0; }, [&](Arena& arena) { return ScanForward<Scalar, Storage>(arena, s); },
+      options, [](Arena&) { return 0; },
+      [&](Arena& arena) { return ScanForward<Scalar, Storage>(arena, s, strips.together()); },
       [&](int, const auto& run) {
-        run(s.B * panels.count(), [&](ScanForward<Scalar, Storage>& kernel, Index task) {
-          const Index b = task / panels.count();
-          const Channels c = panels[task % panels.count()];
-          kernel.tokens().open(x, b, c);
-          read_states(x.initial_state, b, c, s.N, kernel.state());
+        run(strips.count(), [&](ScanForward<Scalar, Storage>& kernel, Index task) {
+          const Strip strip = strips[task];
+          kernel.tokens().open(x, strip.b, strip.first, strip.count);
+          const auto each = [&](const auto& visit) {
+            for (Index p = 0; p < strip.count; ++p) visit(kernel.state(p), strip.first + p);
+          };
+          each([&](Scalar* state, Index panel) {
+            read_states(x.initial_state, strip.b, panels[panel], s.N, state);
+          });
           for (Index t = 0; t < s.T; t += stretch) {
-            if (record.data) std::copy_n(kernel.state(), record.size, record.at(task, t / stretch));
-            kernel.run(b, t, std::min(s.T, t + stretch), y.out);
+            if (record.data)
+              each([&](const Scalar* state, Index panel) {
+                std::copy_n(state, record.size, record.at(strip.b * panels.count() + panel, t / stretch));
+              });
+            kernel.run(t, std::min(s.T, t + stretch), y.out);
           }
           if (!y.final_state.empty())
-            write_states(kernel.state(), c, s.N, [&](Index d) { return y.final_state.row(b, d); });
+            each([&](const Scalar* state, Index panel) {
+              write_states(state, panels[panel], s.N, [&](Index d) { return y.final_state.row(strip.b, d); });
+            });
         });
       });
 }
@@ -161,11 +202,11 @@ void scan_chunks(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scalar,
             states.data ? states.data : arena.take<Scalar>(ChunkStates<Scalar>::count(s, chunk_size)),
             arena.take<Scalar>(tasks * chunks * W)};
       },
-      [&](Arena& arena) { return Kernel(arena, s); },
+      [&](Arena& arena) { return Kernel(arena, s, 1); },
       [&](const Shared& shared, const auto& run) {
         states = {shared.states, chunks, padded_states(s.N) * W};
         const auto open = [&](Kernel& kernel, Index task) {
-          kernel.tokens().open(x, task / panels.count(), panels[task % panels.count()]);
+          kernel.tokens().open(x, task / panels.count(), task % panels.count(), 1);
         };
         run(tasks * chunks, [&](Kernel& kernel, Index i) {
           const Index task = i / chunks, c = i % chunks, begin = c * chunk_size;
@@ -175,7 +216,7 @@ void scan_chunks(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scalar,
           if (c + 1 == chunks) return;
           open(kernel, task);
           aligned_row(shared.sums + i * W) = kernel.contribution(begin, begin + chunk_size);
-          std::copy_n(kernel.state(), states.size, states.at(task, c + 1));
+          std::copy_n(kernel.state(0), states.size, states.at(task, c + 1));
         });
         run(tasks, [&](Kernel& kernel, Index task) {
           open(kernel, task);
@@ -191,10 +232,10 @@ void scan_chunks(const ScanInputs<Scalar, Storage>& x, const ScanOutputs<Scalar,
         run(tasks * chunks, [&](Kernel& kernel, Index i) {
           const Index task = i / chunks, c = i % chunks, b = task / panels.count();
           open(kernel, task);
-          std::copy_n(states.at(task, c), states.size, kernel.state());
-          kernel.run(b, c * chunk_size, std::min(s.T, (c + 1) * chunk_size), y.out);
+          std::copy_n(states.at(task, c), states.size, kernel.state(0));
+          kernel.run(c * chunk_size, std::min(s.T, (c + 1) * chunk_size), y.out);
           if (c + 1 == chunks && !y.final_state.empty())
-            write_states(kernel.state(), kernel.tokens().channels(), s.N,
+            write_states(kernel.state(0), kernel.tokens().channels(), s.N,
                          [&](Index d) { return y.final_state.row(b, d); });
         });
       });

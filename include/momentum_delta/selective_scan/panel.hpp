@@ -6,6 +6,7 @@
 
 #include "momentum_delta/decay_mask.hpp"
 #include "momentum_delta/detail/activation_rows.hpp"
+#include "momentum_delta/detail/fetch.hpp"
 #include "momentum_delta/detail/panel.hpp"
 #include "momentum_delta/executor.hpp"
 #include "momentum_delta/selective_scan/inputs.hpp"
@@ -45,6 +46,37 @@ class ScanPanels {
   Index groups_, channels_, panels_;
 };
 
+// Panels [first, first + count) of batch b, of one group.
+struct Strip {
+  Index b, first, count;
+};
+
+// How the panels of all sequences are cut into strips, whose panels a task takes one after the other for each
+// block of tokens: their rows share cache lines and pages. A strip has up to eight panels (half a kilobyte of
+// a row of floats), fewer where there would be less than 16 strips to share out among threads. (How many
+// threads there are does not matter: some sums are added up by strips.)
+template <class Scalar>
+class ScanStrips {
+ public:
+  explicit ScanStrips(const ScanSizes& s)
+      : groups_(s.G),
+        panels_(ScanPanels<Scalar>(s).of_group()),
+        together_(std::clamp<Index>(s.B * s.G * panels_ / 16, 1, 8)),
+        of_group_(round_up(panels_, together_) / together_),
+        count_(s.B * s.G * of_group_) {}
+
+  Index of_group() const { return of_group_; }
+  Index together() const { return together_; }  // the most that a strip has
+  Index count() const { return count_; }
+  Strip operator[](Index strip) const {
+    const Index group = strip / of_group_, within = strip % of_group_ * together_;
+    return {group / groups_, group % groups_ * panels_ + within, std::min(together_, panels_ - within)};
+  }
+
+ private:
+  Index groups_, panels_, together_, of_group_, count_;
+};
+
 // Memory for n rows, and one more: arrays a multiple of 4096 bytes apart would share a few sets of the cache,
 // and drive each other out where a loop reads one row of each.
 template <class Scalar>
@@ -82,104 +114,136 @@ void put_row(Row<Scalar> row, Storage* to, Index width, bool add) {
   store_row(row, to, width);
 }
 
-// One panel of the inputs, and a block of its tokens in Scalars.
+// Rows of a panel of channels to the tokens [t0, t0 + n) of a sequence; assigned or added.
+template <class Scalar, class Map>
+void put_rows(const Scalar* rows, Map to, Index t0, Index n, const Channels& c, bool add = false) {
+  constexpr Index W = panel_width<Scalar>;
+  auto* const first = to.data() + t0 * to.outerStride() + c.first;
+  for (Index i = 0; i < n; ++i)
+    put_row(Row<Scalar>(aligned_row(rows + i * W)), first + i * to.outerStride(), c.width, add);
+}
+
+// Panels of the inputs, next to each other in one group of one sequence, and of one of them at a time a block
+// of tokens in Scalars.
 template <class Scalar, class Storage>
 class ScanTokens {
  public:
   static constexpr int W = panel_width<Scalar>;
 
-  // Room for blocks of up to `block` tokens.
-  ScanTokens(Arena& arena, const ScanSizes& s, Index block)
-      : N_(s.N),
+  // Room for `panels` panels, and blocks of up to `block` tokens.
+  ScanTokens(Arena& arena, const ScanSizes& s, Index panels, Index block)
+      : panels_(s),
+        N_(s.N),
         Np_(padded_states(s.N)),
         stride_(round_up(Np_, W)),
-        rate_(arena.take<Scalar>(Np_ * W)),
+        rates_(arena.take<Scalar>(panels * Np_ * W)),
+        D_(arena.take<Scalar>(panels * W)),
+        bias_(arena.take<Scalar>(panels * W)),
         dt_(take_rows<Scalar>(arena, block)),
         x_(take_rows<Scalar>(arena, block)),
+        u_(take_rows<Scalar>(arena, block)),
         B_(arena.take<Scalar>(block * stride_)),
         C_(arena.take<Scalar>(block * stride_)) {}
 
-  void open(const ScanInputs<Scalar, Storage>& inputs, Index b, const Channels& channels) {
+  // Panels [first, first + count) of batch b.
+  void open(const ScanInputs<Scalar, Storage>& inputs, Index b, Index first, Index count) {
     in_ = &inputs;
     b_ = b;
-    c_ = channels;
-    D_ = bias_ = Row<Scalar>::Zero();
-    if (!in_->D.absent()) D_ = load_row<Scalar>(in_->D.data + c_.first, c_.width);
-    if (!in_->delta_bias.absent()) bias_ = load_row<Scalar>(in_->delta_bias.data + c_.first, c_.width);
-    std::fill_n(rate_, Np_ * W, Scalar(0));
-    for (Index i = 0; i < c_.width; ++i)
-      for (Index n = 0; n < N_; ++n) rate_[n * W + i] = decay_rate(in_->A.row(c_.first + i)[n]);
+    first_ = first;
+    count_ = count;
+    std::fill_n(rates_, count * Np_ * W, Scalar(0));
+    for (Index p = 0; p < count; ++p) {
+      const Channels c = channels(p);
+      aligned_row(D_ + p * W) = of_channels(in_->D, c);
+      aligned_row(bias_ + p * W) = of_channels(in_->delta_bias, c);
+      for (Index i = 0; i < c.width; ++i)
+        for (Index n = 0; n < N_; ++n) rates_[(p * Np_ + n) * W + i] = decay_rate(in_->A.row(c.first + i)[n]);
+    }
+    select(0);
   }
 
-  // Tokens [t0, t0 + n).
+  Index count() const { return count_; }
+  // Which of the open panels is meant from now on.
+  void select(Index p) { p_ = p; }
+  Index selected() const { return p_; }
+
+  // Of all panels: B and C of the tokens [t0, t0 + n).
+  void load_states(Index t0, Index n) {
+    copy_states(in_->B, t0, n, B_);
+    copy_states(in_->C, t0, n, C_);
+  }
+  // Of the selected one.
   void load(Index t0, Index n) {
-    for (Index i = 0; i < n; ++i) {
-      fetch(in_->u, t0 + i);
-      fetch(in_->delta, t0 + i);
-      const Row<Scalar> dt = step(t0 + i);
-      aligned_row(dt_ + i * W) = dt;
-      aligned_row(x_ + i * W) = dt * u(t0 + i);
-      copy_states(in_->B, t0 + i, B_ + i * stride_);
-      copy_states(in_->C, t0 + i, C_ + i * stride_);
-    }
+    const Channels c = channels();
+    load_rows(sequence(in_->delta), t0, n, c.first, c.width, n, dt_);
+    load_rows(sequence(in_->u), t0, n, c.first, c.width, n, u_);
+    Scalar *const dts = dt_, *const xs = x_;
+    const Scalar* const us = u_;
+    const Row<Scalar> bias = this->bias();
+    for (Index i = 0; i < n; ++i) aligned_row(dts + i * W) += bias;
+    if (in_->delta_softplus) softplus_rows(n, dts, xs);
+    for (Index i = 0; i < n; ++i)
+      aligned_row(xs + i * W) = aligned_row(dts + i * W) * aligned_row(us + i * W);
   }
 
   const ScanInputs<Scalar, Storage>& inputs() const { return *in_; }
   Index N() const { return N_; }
   Index Np() const { return Np_; }  // rows of a panel's state
-  const Channels& channels() const { return c_; }
   bool has_z() const { return !in_->z.absent(); }
-  bool softplus() const { return in_->delta_softplus; }
-
-  // Fetches the row of a later token: they lie too far apart for the processor to foresee them, and often in
-  // so few sets of the cache that more than a few at once would drive each other out.
-  template <class View>
-  void fetch(const View& rows, Index t) const {
-    if (t + 8 >= rows.shape[1]) return;
-    const auto* const row = rows.row(b_, t + 8) + c_.first;
-    prefetch(row);
-    prefetch(row + c_.width - 1);  // in the next line, unless rows start at one
+  // An array of tokens, as far as it is of the sequence: T x D.
+  template <class Element>
+  RowsMap<Element> sequence(const ArrayView<Element, 3>& array) const {
+    return {array.row(b_, 0), array.shape[1], array.shape[2], Eigen::OuterStride<>(array.stride[1])};
   }
 
   // Of the panel
-  const Scalar* rate() const { return rate_; }  // Np x W: see decay_rate
-  const Row<Scalar>& D() const { return D_; }
-  Scalar A(Index n, Index i) const { return in_->A.row(c_.first + i)[n]; }  // of channel i
-
-  // Of a token
-  Row<Scalar> u(Index t) const { return load_row<Scalar>(in_->u.row(b_, t) + c_.first, c_.width); }
-  Row<Scalar> z(Index t) const { return load_row<Scalar>(in_->z.row(b_, t) + c_.first, c_.width); }
-  Row<Scalar> delta(Index t) const {  // and the bias
-    return load_row<Scalar>(in_->delta.row(b_, t) + c_.first, c_.width) + bias_;
-  }
-  Row<Scalar> y(Index t, const Row<Scalar>& Ch) const {
-    return in_->D.absent() ? Ch : Row<Scalar>(Ch + D_ * u(t));
-  }
+  Channels channels(Index p) const { return panels_[first_ + p]; }
+  Channels channels() const { return channels(p_); }
+  const Scalar* rate() const { return rates_ + p_ * Np_ * W; }      // Np x W: see decay_rate
+  Row<Scalar> D() const { return aligned_row(D_ + p_ * W); }        // 0 if absent
+  Row<Scalar> bias() const { return aligned_row(bias_ + p_ * W); }  // the same
 
   // Of the block
   const Scalar* dt() const { return dt_; }  // block x W
   const Scalar* x() const { return x_; }    // block x W: dt u
+  const Scalar* u() const { return u_; }    // block x W
   const Scalar* B() const { return B_; }    // block rows of N, stride() apart, 0 up to Np
   const Scalar* C() const { return C_; }    // the same
   Index stride() const { return stride_; }
   Scalar* dt() { return dt_; }
+  // n rows of y without what the states give: D u.
+  void skip(Index n, Scalar* y) const {
+    if (in_->D.absent()) {
+      std::fill_n(y, n * W, Scalar(0));
+      return;
+    }
+    const Scalar* const us = u_;
+    const Row<Scalar> D_row = D();
+    for (Index i = 0; i < n; ++i) aligned_row(y + i * W) = D_row * aligned_row(us + i * W);
+  }
 
  private:
-  Row<Scalar> step(Index t) const { return in_->delta_softplus ? softplus_row<Scalar>(delta(t)) : delta(t); }
+  Row<Scalar> of_channels(const ArrayView<const Scalar, 1>& x, const Channels& c) const {
+    return x.absent() ? Row<Scalar>(Row<Scalar>::Zero()) : load_row<Scalar>(x.data + c.first, c.width);
+  }
 
-  void copy_states(const TokenView<const Storage>& from, Index t, Scalar* to) const {
-    const Storage* const row = from.rows(b_, c_.group, t, 1).data();
-    for (Index n = 0; n < Np_; n += W)
-      aligned_row(to + n) = load_row<Scalar>(row + n, std::clamp<Index>(N_ - n, 0, W));
+  void copy_states(const TokenView<const Storage>& from, Index t0, Index n, Scalar* to) const {
+    const auto rows = from.rows(b_, channels().group, t0, n);
+    const Index stride = stride_;
+    for (Index column = 0; column < Np_; column += W) {
+      const Index width = std::clamp<Index>(N_ - column, 0, W);
+      for (Index i = 0; i < n; ++i)
+        aligned_row(to + i * stride + column) =
+            load_row<Scalar>(rows.data() + i * rows.outerStride() + column, width);
+    }
   }
 
   const ScanInputs<Scalar, Storage>* in_ = nullptr;
-  Index b_ = 0;
-  Channels c_{};
-  Row<Scalar> D_, bias_;
+  ScanPanels<Scalar> panels_;
+  Index b_ = 0, first_ = 0, count_ = 0, p_ = 0;
   Index N_, Np_, stride_;
-  Scalar* rate_;
-  Scalar *dt_, *x_, *B_, *C_;
+  Scalar *rates_, *D_, *bias_;
+  Scalar *dt_, *x_, *u_, *B_, *C_;
 };
 
 // Runs the phases of one call: phases(shared, run), where run(count, visit) calls visit(kernel, i) for each
