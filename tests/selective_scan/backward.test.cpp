@@ -56,6 +56,8 @@ TEMPLATE_TEST_CASE("gradients against the oracle", "", float, double) {
   for (const Index D : {1, 16, 17, 33}) shape({.T = 20, .D = D, .N = 5});
   for (const Index G : {2, 3}) shape({.B = 3, .T = 20, .D = 18 * G, .G = G, .N = 3});
   for (const Index T : {0, 1, 7, 64, 65, 300}) shape({.T = T, .D = 3, .N = 3});
+  shape({.T = 40, .D = 1000, .N = 3});
+  shape({.B = 3, .T = 40, .D = 1100, .G = 2, .N = 3});
 
   // Every dt with every A, as in the sweep forward.
   for (const double dt : {1e-6, 1e-3, 1e-1, 1e1, 1e3}) {

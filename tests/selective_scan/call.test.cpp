@@ -247,7 +247,7 @@ TEST_CASE("step") {
 // What float computes from stored inputs, rounded once.
 TEMPLATE_TEST_CASE("storage types", "", bfloat16, half) {
   using Storage = TestType;
-  ScanProblem<float> x = random_scan(2, {.B = 2, .T = 23, .D = 38, .G = 2, .N = 5}).as<float>();
+  ScanProblem<float> x = random_scan(2, {.B = 2, .T = 37, .D = 838, .G = 2, .N = 5}).as<float>();
   ScanUpstream<float> dy = random_upstream(2, x.as<double>()).as<float>();
   const auto store = [](Array<float>& from) {
     const Array<Storage> stored = cast<Storage>(from);
@@ -308,7 +308,9 @@ TEMPLATE_TEST_CASE("storage types", "", bfloat16, half) {
 }
 
 TEST_CASE("any number of threads gives the same bits") {
-  const ScanProblem<float> x = random_scan(3, {.B = 2, .T = 300, .D = 70, .G = 2, .N = 5}).as<float>();
+  const ScanShape shape =
+      GENERATE(ScanShape{.B = 2, .T = 300, .D = 70, .G = 2, .N = 5}, ScanShape{.T = 70, .D = 900, .N = 3});
+  const ScanProblem<float> x = random_scan(3, shape).as<float>();
   const ScanUpstream<float> dy = random_upstream(3, x.as<double>()).as<float>();
   for (ScanOptions options : {ScanOptions{.chunk_size = 16}, scan_chunk(16)}) {
     options.executor = nullptr;

@@ -42,7 +42,8 @@ TEMPLATE_TEST_CASE("golden values of the selective scan", "", float, double) {
 }
 
 // N that are less, equal and more than what the loops take together; channels with tails of a cache line;
-// tokens around a block and around a chunk.
+// tokens around a block and around a chunk; panels of channels that pass each block together, up to eight and
+// fewer.
 TEMPLATE_TEST_CASE("shapes against the oracle", "", float, double) {
   std::uint64_t seed = 0;
   const auto check = [&](const ScanShape& shape) {
@@ -58,7 +59,9 @@ TEMPLATE_TEST_CASE("shapes against the oracle", "", float, double) {
   for (const Index N : {1, 3, 4, 16, 17}) check({.B = 2, .T = 20, .D = 5, .N = N});
   for (const Index D : {1, 7, 8, 16, 17, 33}) check({.T = 20, .D = D});
   for (const Index G : {2, 3, 6}) check({.B = 2, .T = 20, .D = 18 * G / 3, .G = G, .N = 3});
-  for (const Index T : {0, 1, 2, 6, 7, 8, 63, 64, 65, 131}) check({.T = T, .D = 3, .N = 3});
+  for (const Index T : {0, 1, 2, 6, 7, 8, 31, 32, 33, 63, 64, 65, 131}) check({.T = T, .D = 3, .N = 3});
+  check({.T = 40, .D = 1000, .N = 3});
+  check({.B = 3, .T = 40, .D = 1100, .G = 2, .N = 3});
 }
 
 // Every dt with every A: from decays that round to 1 to decays that underflow. Each token multiplies a state
