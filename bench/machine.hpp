@@ -131,9 +131,11 @@ template <std::size_t N>
 Timing(double, std::array<double, N>) -> Timing<N>;  // clang++ 14 deduces none itself
 
 // Times call(), by processor time if it has one thread and by the wall clock if it has more, between two
-// measurements of the references; the better one counts, as the machine's clock drifts.
+// measurements of the references; the better one counts, as the machine's clock drifts. A call before that
+// makes the workspaces, whose pages the system hands out one by one.
 template <class References, class Call>
 auto time(benchmark::State& state, int threads, const References& references, const Call& call) {
+  call();
   Timing timing{0.0, references()};
   const std::clock_t processor = std::clock();
   const Stopwatch watch;

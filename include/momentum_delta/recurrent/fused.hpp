@@ -169,8 +169,9 @@ class FusedForward {
                                       Row<Scalar>& pR) {
     const Row<Scalar> u_t = u;
     const Scalar write = s.write;
-    Row<Scalar> from_q = Row<Scalar>::Zero(), from_p = Row<Scalar>::Zero();
-    for (Index i = 0; i < K; ++i) {
+    Row<Scalar> from_q[2] = {Row<Scalar>::Zero(), Row<Scalar>::Zero()};
+    Row<Scalar> from_p[2] = {Row<Scalar>::Zero(), Row<Scalar>::Zero()};
+    const auto row = [&](Index i, auto j) MOMENTUM_DELTA_INLINE {
       Row<Scalar> N_i = aligned_row(N + i * W), R_i = aligned_row(R + i * W);
       if constexpr (Fold) {
         N_i *= s.fold_m;
@@ -180,11 +181,17 @@ class FusedForward {
       R_i -= write * N_i;
       aligned_row(N + i * W) = N_i;
       aligned_row(R + i * W) = R_i;
-      from_q += q[i] * R_i;
-      from_p += p[i] * R_i;
+      from_q[j] += q[i] * R_i;
+      from_p[j] += p[i] * R_i;
+    };
+    Index i = 0;
+    for (; i + 2 <= K; i += 2) {
+      row(i, std::integral_constant<int, 0>{});
+      row(i + 1, std::integral_constant<int, 1>{});
     }
-    qR = from_q;
-    pR = from_p;
+    if (i < K) row(i, std::integral_constant<int, 0>{});
+    qR = from_q[0] + from_q[1];
+    pR = from_p[0] + from_p[1];
   }
 
   Index K_, Kp_, columns_;  // channels; and columns, padded
