@@ -68,8 +68,8 @@ class ChunkBackward {
   // Head `member` of the group, from the gradients by the state after its last token ..
   void begin(Index member, const StatePair<const Scalar>& dlast) {
     const State g = pair(gradients_, member);
-    dlast.S.read(0, V, K, g.S(0), Kp * W, 2 * Kp * W);
-    dlast.M.read(0, V, K, g.M(0), Kp * W, 2 * Kp * W);
+    dlast.S.read(0, V, K, g.S(0).data, Kp * W, 2 * Kp * W);
+    dlast.M.read(0, V, K, g.M(0).data, Kp * W, 2 * Kp * W);
   }
   // .. over the tokens from checkpoint number `checkpoint` to the next, for each in reverse ..
   void operator()(Index member, const Head<Scalar, Storage>& x, const Recorded<Scalar>& saved,
@@ -86,8 +86,9 @@ class ChunkBackward {
       c.form_k_rows(size);
       const State next = state(i + 1);
       std::copy_n(state_before(i).data, 2 * panels * Kp * W, next.data);
-      for (Index panel = 0; panel < panels; ++panel)
-        c.carry(size, u + panel * C * W, next.S(panel), next.M(panel), [] {});
+      by_panels(panels, 1, [&](auto P, Index panel) {
+        c.template carry<P>(size, of_tokens(u, panel), next.S(panel), next.M(panel), [] {});
+      });
     }
     for (Index i = last; i >= 0; --i) {
       const Index t0 = begin + i * size, n = std::min(size, end - t0);
@@ -98,8 +99,8 @@ class ChunkBackward {
   // .. to those by the state before its first.
   void end(Index member, const StatePair<Scalar>& dfirst, bool add) {
     const State g = pair(gradients_, member);
-    dfirst.S.write(0, V, K, g.S(0), 2 * Kp * W, Scalar(1), add);
-    dfirst.M.write(0, V, K, g.M(0), 2 * Kp * W, Scalar(1), add);
+    dfirst.S.write(0, V, K, g.S(0).data, 2 * Kp * W, Scalar(1), add);
+    dfirst.M.write(0, V, K, g.M(0).data, 2 * Kp * W, Scalar(1), add);
   }
 
  private:
@@ -113,8 +114,8 @@ class ChunkBackward {
   struct Panels {
     T* data;
     Index size;
-    T* S(Index panel) const { return data + 2 * panel * size; }
-    T* M(Index panel) const { return data + (2 * panel + 1) * size; }
+    PanelRows<T> S(Index panel) const { return {data + 2 * panel * size, 2 * size}; }
+    PanelRows<T> M(Index panel) const { return {data + (2 * panel + 1) * size, 2 * size}; }
   };
   using State = Panels<Scalar>;
   using ConstState = Panels<const Scalar>;
@@ -129,8 +130,8 @@ class ChunkBackward {
     saved.state(checkpoint, [&](Index column, Index width, const Scalar* S, const Scalar* M) {
       if (column == 0) in_place = S;
       if (as_saved) return;
-      load_rows(Rows{S, width}, 0, K, 0, width, Kp, own.S(column / W));
-      load_rows(Rows{M, width}, 0, K, 0, width, Kp, own.M(column / W));
+      load_rows(Rows{S, width}, 0, K, 0, width, Kp, own.S(column / W).data);
+      load_rows(Rows{M, width}, 0, K, 0, width, Kp, own.M(column / W).data);
     });
     return {as_saved ? in_place : own.data, Kp * W};
   }
@@ -143,13 +144,15 @@ class ChunkBackward {
     for (Index panel = 0; panel < panels; ++panel) {
       const Index column = panel * W, width = std::min<Index>(W, V - column);
       Scalar* const u_p = u + panel * C * W;
-      if (saved.has_u()) {
+      if (saved.has_u())
         load_rows(Rows{saved.u(0), saved.u_stride()}, t0, n, column, width, c.padded(n), u_p);
-      } else {
+      else
         load_rows(x.v, t0, n, column, width, c.padded(n), u_p);
-        c.solve_u(n, s.S(panel), s.M(panel), u_p, [] {});
-      }
     }
+    if (!saved.has_u())
+      by_panels(panels, 1, [&](auto P, Index panel) {
+        c.template solve_u<P>(n, s.S(panel), s.M(panel), of_tokens(u, panel), [] {});
+      });
   }
 
   // Tokens [t0, t0 + n), rebuilt in c and u; size: tokens of the chunk before; s: the state before them; gs:
@@ -171,14 +174,20 @@ class ChunkBackward {
     // By A_n, b_n, m_n; and du = Q^T do + G_n .* kS - D_n .* kM, dR = (I + N)^{-T} du in its place
     Lanes dA_n = Lanes::Zero(), db_n = Lanes::Zero(), dm_n = Lanes::Zero();
     for (Index panel = 0; panel < panels; ++panel) {
-      by_last_decays(s.S(panel), s.M(panel), gs.S(panel), gs.M(panel), dA_n, db_n, dm_n);
+      by_last_decays(s.S(panel).data, s.M(panel).data, gs.S(panel).data, gs.M(panel).data, dA_n, db_n, dm_n);
       const Index column = panel * W, width = std::min<Index>(W, V - column), at = panel * C * W;
       if (g.do_)
         load_rows(Rows{g.do_, g.do_stride}, t0, n, column, width, rows, do_ + at);  // n x V
       else
         std::fill(do_ + at, do_ + at + rows * W, Scalar(0));
+    }
+    by_panels(panels, 1, [&](auto P, Index panel) {
       for (Index i = round_up(n, R) - R; i >= 0; i -= R)
-        dR_tile(i, n, gs.S(panel), gs.M(panel), do_ + at, dR + at), next.some();  // n x V
+        dR_tile<P>(i, n, gs.S(panel), gs.M(panel), of_tokens(do_, panel), of_tokens(dR, panel)),  // n x V
+            next.some();
+    });
+    for (Index panel = 0; panel < panels; ++panel) {
+      const Index column = panel * W, width = std::min<Index>(W, V - column), at = panel * C * W;
       std::fill(dR + at + round_up(n, R) * W, dR + at + rows * W, Scalar(0));
       g.dv.put(t0, n, column, width, dR + at, W);
       transpose(u + at, W, rows, W, uT + at, C);
@@ -187,21 +196,19 @@ class ChunkBackward {
     }
 
     // Gradients by the products: X of p_t . kt_j, j < t, and Y of q_t . kt_j, j <= t; and by G_tj
-    for (Index i = 0; i < n; i += R)
-      for (Index j = 0; j < i + R; j += W) Y_tile(i, j, n);
-    for (Index i = 0; i < n; i += R)
-      for (Index j = 0; j < i + R; j += W) X_tile(i, j, n);
+    for (Index i = 0; i < n; i += R) by_panels(i + R, W, [&](auto P, Index j) { Y_tile<P>(i, j, n); });
+    for (Index i = 0; i < n; i += R) by_panels(i + R, W, [&](auto P, Index j) { X_tile<P>(i, j, n); });
 
     // dq, dp and dkt by the state, and by A, b, G_n, D_n, a token in each lane
     std::fill(by_token, by_token + 6 * C, Scalar(0));
-    for (Index t = 0; t < rows; t += W) {
+    by_panels(rows, W, [&](auto P, Index t) {
       for (Index i = 0; i < K; i += R) {
-        read_tile(i, t, s, Scalar(1), c.qT, doT, c.mask.A_from(1), c.mask.b_from(1), dqT, dA_q(), db_q());
-        read_tile(i, t, s, Scalar(-1), c.pT, dRT, c.mask.A_from(0), c.mask.b_from(0), dpT, dA_p(), db_p());
-        dkt_tile(i, t, n, gs);
+        read_tile<P>(i, t, s, Scalar(1), c.qT, doT, c.mask.A_from(1), c.mask.b_from(1), dqT, dA_q(), db_q());
+        read_tile<P>(i, t, s, Scalar(-1), c.pT, dRT, c.mask.A_from(0), c.mask.b_from(0), dpT, dA_p(), db_p());
+        dkt_tile<P>(i, t, n, gs);
         next.some();
       }
-    }
+    });
     for (Scalar* const xT : {dqT, dpT, dktT})  // channels of no tile
       for (Index i = round_up(K, R); i < Kp; ++i) std::fill_n(xT + i * C, rows, Scalar(0));
     transpose(dqT, C, Kp, rows, dq, Kp);
@@ -210,11 +217,11 @@ class ChunkBackward {
 
     // and inside the chunk: dq += Y kt, dp += X kt, dkt += Y^T q + X^T p
     for (Index i = 0; i < n; i += R) {
-      for (Index channel = 0; channel < K; channel += W) {
-        dq_inner_tile(i, channel, x.scale);
-        dp_inner_tile(i, channel);
-        dkt_inner_tile(i, channel, n);
-      }
+      by_panels(K, W, [&](auto P, Index channel) {
+        dq_inner_tile<P>(i, channel, x.scale);
+        dp_inner_tile<P>(i, channel);
+        dkt_inner_tile<P>(i, channel, n);
+      });
     }
     g.dq.put(t0, n, 0, K, dq, Kp);
     for (Index j = 0; j < n; ++j) {
@@ -231,8 +238,9 @@ class ChunkBackward {
     g.dp.put(t0, n, 0, K, dp, Kp);  // after dk, to which it adds if p is k
 
     // dS_0 and dM_0
-    for (Index panel = 0; panel < panels; ++panel)
-      for (Index i = 0; i < K; i += R) dstate_tile(panel, i, n, gs), next.some();
+    by_panels(panels, 1, [&](auto P, Index panel) {
+      for (Index i = 0; i < K; i += R) dstate_tile<P>(panel, i, n, gs), next.some();
+    });
 
     // By the mask
     for (Index t = 0; t <= n; ++t) {
@@ -267,10 +275,14 @@ class ChunkBackward {
     dm += m;
   }
 
-  // Rows [i, i + R) of dR in a panel of V. Later rows are there already.
-  EIGEN_DONT_INLINE void dR_tile(Index i, Index n, const Scalar* dS, const Scalar* dM, const Scalar* do_p,
-                                 Scalar* dR_p) const {
-    Tile<Scalar> rows;
+  // The panels of a C x V array from number `panel` on.
+  PanelRows<Scalar> of_tokens(Scalar* array, Index panel) const { return {array + panel * C * W, C * W}; }
+
+  // Rows [i, i + R) of dR in P panels of V. Later rows are there already.
+  template <int P>
+  EIGEN_DONT_INLINE void dR_tile(Index i, Index n, PanelRows<const Scalar> dS, PanelRows<const Scalar> dM,
+                                 PanelRows<const Scalar> do_p, PanelRows<Scalar> dR_p) const {
+    Tile<Scalar, P> rows;
     rows.set_zero();
     rows.add_both(c.k_tiles + i * 2 * Kp, dS, dM, K);
     const Index later = std::min(i + R, n);
@@ -281,129 +293,152 @@ class ChunkBackward {
     rows.store(dR_p + i * W, W);
   }
 
-  // rows_i = sum_v a_iv bT_vj over all panels: rows [i, i + R) of a, W tokens of bT from j on.
-  EIGEN_ALWAYS_INLINE void product_with_tokens(Tile<Scalar>& rows, const Scalar* a, Index a_panel,
+  // rows_i = sum_v a_iv bT_vj over all panels: rows [i, i + R) of a, P W tokens of bT from j on.
+  template <int P>
+  EIGEN_ALWAYS_INLINE void product_with_tokens(Tile<Scalar, P>& rows, const PanelRows<const Scalar>& a,
                                                const Scalar* bT) const {
     rows.set_zero();
     for (Index panel = 0; panel < panels; ++panel)
-      rows.add(a + panel * a_panel, W, 1, bT + panel * W * C, C, W);
+      rows.add(a.data + panel * a.between, W, 1, PanelRows<const Scalar>(bT + panel * W * C, W), C, W);
   }
 
   // Y = (do u^T)_{j<=t} .* G_tj, and dG_tj of it.
-  EIGEN_DONT_INLINE void Y_tile(Index i, Index j, Index n) {
-    Tile<Scalar> dou;
-    product_with_tokens(dou, do_ + i * W, C * W, uT + j);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Index row = i + r, t = row + 1;
+  template <int P>
+  EIGEN_DONT_INLINE void Y_tile(Index i, Index first, Index n) {
+    Tile<Scalar, P> dou;
+    product_with_tokens(dou, of_tokens(do_, 0) + i * W, uT + first);
+    Chunk<Scalar>::template each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {
+      const Index row = i + r, t = row + 1, j = first + panel * W;
       if (row >= n) aligned_row(Y + row * C + j).setZero();
       if (row >= n || j > row) return;
-      const Lanes kept = first_lanes<Scalar>(dou.row(r), t - j);
+      const Lanes kept = first_lanes<Scalar>(dou.row(r, panel), t - j);
       aligned_row(Y + row * C + j) = kept * aligned_row(c.mask.G(t) + j);
       aligned_row(dmask.G + t * c.mask.stride() + j) =
           kept * first_lanes<Scalar>(aligned_row(c.qk + row * C + j), t - j);
     });
   }
   // X = -(dR u^T)_{j<t} .* G_{t-1,j}, and dG_{t-1,j} of it.
-  EIGEN_DONT_INLINE void X_tile(Index i, Index j, Index n) {
-    Tile<Scalar> dRu;
-    product_with_tokens(dRu, dR + i * W, C * W, uT + j);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Index row = i + r;
+  template <int P>
+  EIGEN_DONT_INLINE void X_tile(Index i, Index first, Index n) {
+    Tile<Scalar, P> dRu;
+    product_with_tokens(dRu, of_tokens(dR, 0) + i * W, uT + first);
+    Chunk<Scalar>::template each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {
+      const Index row = i + r, j = first + panel * W;
       if (row >= n) aligned_row(X + row * C + j).setZero();
       if (row >= n || j >= row) return;
-      const Lanes kept = -first_lanes<Scalar>(dRu.row(r), row - j);
+      const Lanes kept = -first_lanes<Scalar>(dRu.row(r, panel), row - j);
       aligned_row(X + row * C + j) = kept * aligned_row(c.mask.G(row) + j);
       aligned_row(dmask.G + row * c.mask.stride() + j) +=
           kept * first_lanes<Scalar>(aligned_row(c.pk + row * C + j), row - j);
     });
   }
 
-  // Rows [i, i + R), lanes [t, t + W) of what a reading of the state gives back, y = A (x S_0) - b (x M_0)
+  // Rows [i, i + R), lanes [t, t + P W) of what a reading of the state gives back, y = A (x S_0) - b (x M_0)
   // with gradient dy:
   //   dx = A (dy S_0^T) - b (dy M_0^T), dA = x . (dy S_0^T), db = -x . (dy M_0^T)
   // all with the sign `sign`: + for o, where x is q, - for u, where x is p and A, b are those of t - 1.
+  template <int P>
   EIGEN_DONT_INLINE void read_tile(Index i, Index t, const ConstState& s, Scalar sign, const Scalar* xT,
                                    const Scalar* dyT, const Scalar* A_t, const Scalar* b_t, Scalar* dxT,
                                    Scalar* dA_t, Scalar* db_t) {
-    Tile<Scalar> dyS, dyM;
-    product_with_tokens(dyS, s.S(0) + i * W, 2 * Kp * W, dyT + t);
-    product_with_tokens(dyM, s.M(0) + i * W, 2 * Kp * W, dyT + t);
-    const Lanes A = sign * Eigen::Map<const Lanes>(A_t + t), b = sign * Eigen::Map<const Lanes>(b_t + t);
-    Lanes dA = aligned_row(dA_t + t), db = aligned_row(db_t + t);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Lanes x_r = sign * aligned_row(xT + (i + r) * C + t);
-      dA += x_r * dyS.row(r);
-      db -= x_r * dyM.row(r);
-      aligned_row(dxT + (i + r) * C + t) = A * dyS.row(r) - b * dyM.row(r);
+    Tile<Scalar, P> dyS, dyM;
+    product_with_tokens(dyS, s.S(0) + i * W, dyT + t);
+    product_with_tokens(dyM, s.M(0) + i * W, dyT + t);
+    unroll<P>([&](auto panel) MOMENTUM_DELTA_INLINE {
+      const Index at = t + panel * W;
+      const Lanes A = sign * Eigen::Map<const Lanes>(A_t + at), b = sign * Eigen::Map<const Lanes>(b_t + at);
+      Lanes dA = aligned_row(dA_t + at), db = aligned_row(db_t + at);
+      unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+        const Lanes x_r = sign * aligned_row(xT + (i + r) * C + at);
+        dA += x_r * dyS.row(r, panel);
+        db -= x_r * dyM.row(r, panel);
+        aligned_row(dxT + (i + r) * C + at) = A * dyS.row(r, panel) - b * dyM.row(r, panel);
+      });
+      aligned_row(dA_t + at) = dA;
+      aligned_row(db_t + at) = db;
     });
-    aligned_row(dA_t + t) = dA;
-    aligned_row(db_t + t) = db;
   }
   // dkt = G_n .* (u dS_n^T) - D_n .* (u dM_n^T), dG_nj = kt_j . (u dS_n^T)_j, dD_nj = -kt_j . (u dM_n^T)_j
+  template <int P>
   EIGEN_DONT_INLINE void dkt_tile(Index i, Index t, Index n, const State& gs) {
-    Tile<Scalar> udS, udM;
-    product_with_tokens(udS, gs.S(0) + i * W, 2 * Kp * W, uT + t);
-    product_with_tokens(udM, gs.M(0) + i * W, 2 * Kp * W, uT + t);
-    const bool some = t < n;
-    const Lanes G = some ? Lanes(aligned_row(c.mask.G(n) + t)) : Lanes(Lanes::Zero());
-    const Lanes D = some ? Lanes(aligned_row(c.mask.D(n) + t)) : Lanes(Lanes::Zero());
-    Lanes dG = aligned_row(dG_n() + t), dD = aligned_row(dD_n() + t);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Lanes kt_r = aligned_row(c.kT + (i + r) * C + t);
-      dG += kt_r * udS.row(r);
-      dD -= kt_r * udM.row(r);
-      aligned_row(dktT + (i + r) * C + t) = G * udS.row(r) - D * udM.row(r);
+    Tile<Scalar, P> udS, udM;
+    product_with_tokens<P>(udS, gs.S(0) + i * W, uT + t);
+    product_with_tokens<P>(udM, gs.M(0) + i * W, uT + t);
+    unroll<P>([&](auto panel) MOMENTUM_DELTA_INLINE {
+      const Index at = t + panel * W;
+      const bool some = at < n;
+      const Lanes G = some ? Lanes(aligned_row(c.mask.G(n) + at)) : Lanes(Lanes::Zero());
+      const Lanes D = some ? Lanes(aligned_row(c.mask.D(n) + at)) : Lanes(Lanes::Zero());
+      Lanes dG = aligned_row(dG_n() + at), dD = aligned_row(dD_n() + at);
+      unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+        const Lanes kt_r = aligned_row(c.kT + (i + r) * C + at);
+        dG += kt_r * udS.row(r, panel);
+        dD -= kt_r * udM.row(r, panel);
+        aligned_row(dktT + (i + r) * C + at) = G * udS.row(r, panel) - D * udM.row(r, panel);
+      });
+      aligned_row(dG_n() + at) = dG;
+      aligned_row(dD_n() + at) = dD;
     });
-    aligned_row(dG_n() + t) = dG;
-    aligned_row(dD_n() + t) = dD;
   }
 
-  // Rows [i, i + R), W channels of dq = scale (dq + Y kt), of dp += X kt, of dkt += Y^T q + X^T p.
+  // Rows [i, i + R), P W channels of dq = scale (dq + Y kt), of dp += X kt, of dkt += Y^T q + X^T p.
+  template <int P>
   EIGEN_DONT_INLINE void dq_inner_tile(Index i, Index channel, Scalar scale) {
-    Tile<Scalar> rows;
-    rows.load(dq + i * Kp + channel, Kp);
-    rows.add(Y + i * C, C, 1, c.kt + channel, Kp, i);
-    rows.add_lower(Y + i * C + i, C, c.kt + i * Kp + channel, Kp);
+    const PanelRows<Scalar> to(dq + i * Kp + channel, W);
+    const PanelRows<const Scalar> kt(c.kt + channel, W);
+    Tile<Scalar, P> rows;
+    rows.load(to, Kp);
+    rows.add(Y + i * C, C, 1, kt, Kp, i);
+    rows.add_lower(Y + i * C + i, C, kt + i * Kp, Kp);
     rows.scale(scale);
-    rows.store(dq + i * Kp + channel, Kp);
+    rows.store(to, Kp);
   }
+  template <int P>
   EIGEN_DONT_INLINE void dp_inner_tile(Index i, Index channel) {
-    Tile<Scalar> rows;
-    rows.load(dp + i * Kp + channel, Kp);
-    rows.add(X + i * C, C, 1, c.kt + channel, Kp, i);
-    rows.add_strictly_lower(X + i * C + i, C, c.kt + i * Kp + channel, Kp);
-    rows.store(dp + i * Kp + channel, Kp);
+    const PanelRows<Scalar> to(dp + i * Kp + channel, W);
+    const PanelRows<const Scalar> kt(c.kt + channel, W);
+    Tile<Scalar, P> rows;
+    rows.load(to, Kp);
+    rows.add(X + i * C, C, 1, kt, Kp, i);
+    rows.add_strictly_lower(X + i * C + i, C, kt + i * Kp, Kp);
+    rows.store(to, Kp);
   }
+  template <int P>
   EIGEN_DONT_INLINE void dkt_inner_tile(Index i, Index channel, Index n) {
     const Index later = std::min(i + R, n);
-    Tile<Scalar> rows;
-    rows.load(dkt + i * Kp + channel, Kp);
-    rows.add(Y + later * C + i, 1, C, c.q + later * Kp + channel, Kp, n - later);
-    rows.add(X + later * C + i, 1, C, c.p + later * Kp + channel, Kp, n - later);
-    rows.add_lower_transposed(Y + i * C + i, C, c.q + i * Kp + channel, Kp);
-    rows.add_strictly_lower_transposed(X + i * C + i, C, c.p + i * Kp + channel, Kp);
-    rows.store(dkt + i * Kp + channel, Kp);
+    const PanelRows<Scalar> to(dkt + i * Kp + channel, W);
+    const PanelRows<const Scalar> q(c.q + channel, W), p(c.p + channel, W);
+    Tile<Scalar, P> rows;
+    rows.load(to, Kp);
+    rows.add(Y + later * C + i, 1, C, q + later * Kp, Kp, n - later);
+    rows.add(X + later * C + i, 1, C, p + later * Kp, Kp, n - later);
+    rows.add_lower_transposed(Y + i * C + i, C, q + i * Kp, Kp);
+    rows.add_strictly_lower_transposed(X + i * C + i, C, p + i * Kp, Kp);
+    rows.store(to, Kp);
   }
 
-  // Rows [i, i + R) of a panel of
+  // Rows [i, i + R) of P panels of
   // dS_0 = A_n dS_n + q^T (A_t do) - p^T (A_{t-1} dR)
   // dM_0 = -b_n dS_n + m_n dM_n - q^T (b_t do) + p^T (b_{t-1} dR)
+  template <int P>
   EIGEN_DONT_INLINE void dstate_tile(Index panel, Index i, Index n, const State& gs) const {
     const Scalar A = c.mask.A(n), b = c.mask.b(n), m = c.mask.m(n);
-    Scalar *const dS_i = gs.S(panel) + i * W, *const dM_i = gs.M(panel) + i * W;
-    const Scalar *const do_p = do_ + panel * C * W, *const dR_p = dR + panel * C * W;
-    Tile<Scalar> dS, dM;
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Lanes dS_r = aligned_row(dS_i + r * W), dM_r = aligned_row(dM_i + r * W);
-      dS.set_row(r, A * dS_r);
-      dM.set_row(r, m * dM_r - b * dS_r);
+    const PanelRows<Scalar> dS = gs.S(panel) + i * W, dM = gs.M(panel) + i * W;
+    const PanelRows<const Scalar> do_p = of_tokens(do_, panel), dR_p = of_tokens(dR, panel);
+    Tile<Scalar, P> rows;
+    Chunk<Scalar>::template each_row<P>([&](auto r, auto own) MOMENTUM_DELTA_INLINE {
+      rows.set_row(r, own,
+                   m * aligned_row(dM.data + own * dM.between + r * W) -
+                       b * aligned_row(dS.data + own * dS.between + r * W));
     });
-    dS.add(c.q_rows + i, 1, 2 * Kp, do_p, W, n);
-    dS.add(c.p_rows + i, 1, 2 * Kp, dR_p, W, n);
-    dS.store(dS_i, W);
-    dM.add(c.q_rows + Kp + i, 1, 2 * Kp, do_p, W, n);
-    dM.add(c.p_rows + Kp + i, 1, 2 * Kp, dR_p, W, n);
-    dM.store(dM_i, W);
+    rows.add(c.q_rows + Kp + i, 1, 2 * Kp, do_p, W, n);
+    rows.add(c.p_rows + Kp + i, 1, 2 * Kp, dR_p, W, n);
+    rows.store(dM, W);
+    rows.load(dS, W);
+    rows.scale(A);
+    rows.add(c.q_rows + i, 1, 2 * Kp, do_p, W, n);
+    rows.add(c.p_rows + i, 1, 2 * Kp, dR_p, W, n);
+    rows.store(dS, W);
   }
 
   // C each: by A_t and b_t through q_t, by A_{t-1} and b_{t-1} through p_t, by G_nj, by D_nj.

@@ -99,9 +99,7 @@ struct Chunk {
     transpose(q, Kp, padded(n), Kp, qT, C);
     transpose(p, Kp, padded(n), Kp, pT, C);
     transpose(kt, Kp, padded(n), Kp, kT, C);
-    for (Index i = 0; i < n; i += R) {
-      for (Index j = 0; j < i + R; j += W) form_tile(i, j, n);
-    }
+    for (Index i = 0; i < n; i += R) by_panels(i + R, W, [&](auto P, Index j) { form_tile<P>(i, j, n); });
   }
 
   void form_p_tiles(Index n) {
@@ -119,25 +117,35 @@ struct Chunk {
   }
   void form_k_rows(Index n) { form_rows(n, kt, mask.G(n), Scalar(1), mask.D(n), Scalar(-1), k_rows); }
 
-  // (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0), for a panel of V: v and u are C x W, S and M Kp x W.
-  // u: in, v; out, u. Reads p_tiles.
-  template <class Between>
-  void solve_u(Index n, const Scalar* S, const Scalar* M, Scalar* u, const Between& between) const {
-    for (Index i = 0; i < n; i += R) solve_tile(i, S, M, u), between();
+  // Panels of V: v, u and o have C x W each, S and M Kp x W. After each tile between() is called.
+  using Panels = PanelRows<Scalar>;
+  using ConstPanels = PanelRows<const Scalar>;
+
+  // (I + N) u = v - A_{t-1} (p S_0) + b_{t-1} (p M_0), for P panels. u: in, v; out, u. Reads p_tiles.
+  template <int P, class Between>
+  void solve_u(Index n, const ConstPanels& S, const ConstPanels& M, const Panels& u,
+               const Between& between) const {
+    for (Index i = 0; i < n; i += R) solve_tile<P>(i, S, M, u), between();
   }
 
-  // o = A_t (q S_0) - b_t (q M_0) + Q u, for a panel of V. Reads q_tiles.
-  template <class Between>
-  void read_o(Index n, const Scalar* S, const Scalar* M, const Scalar* u, Scalar* o,
+  // o = A_t (q S_0) - b_t (q M_0) + Q u, for P panels. Reads q_tiles.
+  template <int P, class Between>
+  void read_o(Index n, const ConstPanels& S, const ConstPanels& M, const ConstPanels& u, const Panels& o,
               const Between& between) const {
-    for (Index i = 0; i < n; i += R) read_tile(i, S, M, u, o), between();
+    for (Index i = 0; i < n; i += R) read_tile<P>(i, S, M, u, o), between();
   }
 
-  // S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u and M_n = m_n M_0 - (kt .* D_n)^T u, for a panel of V.
-  // Reads k_rows.
-  template <class Between>
-  void carry(Index n, const Scalar* u, Scalar* S, Scalar* M, const Between& between) const {
-    for (Index c = 0; c < K; c += R) carry_tile(c, n, u, S, M), between();
+  // S_n = A_n S_0 - b_n M_0 + (kt .* G_n)^T u and M_n = m_n M_0 - (kt .* D_n)^T u, for P panels. Reads k_rows.
+  template <int P, class Between>
+  void carry(Index n, const ConstPanels& u, const Panels& S, const Panels& M, const Between& between) const {
+    for (Index c = 0; c < K; c += R) carry_tile<P>(c, n, u, S, M), between();
+  }
+
+  // f(r, panel) for all rows of a tile.
+  template <int P, class F>
+  static EIGEN_ALWAYS_INLINE void each_row(const F& f) {
+    unroll<P>([&](auto panel)
+                  MOMENTUM_DELTA_INLINE { unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE { f(r, panel); }); });
   }
 
  private:
@@ -172,29 +180,33 @@ struct Chunk {
     }
   }
 
-  // Rows [i, i + R) and columns [j, j + W) of pk, qk, and of N and Q, from the mask.
-  EIGEN_DONT_INLINE void form_tile(Index i, Index j, Index n) {
-    Tile<Scalar> products;
+  // Rows [i, i + R) and columns [j, j + P W) of pk, qk, and of N and Q, from the mask.
+  template <int P>
+  EIGEN_DONT_INLINE void form_tile(Index i, Index first, Index n) {
+    Tile<Scalar, P> products;
     products.set_zero();
-    products.add(p + i * Kp, Kp, 1, kT + j, C, K);
-    products.store(pk + i * C + j, C);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {  // row t = i + r + 1 of the formulas reads G_{t-1}
+    products.add(p + i * Kp, Kp, 1, ConstPanels(kT + first, W), C, K);
+    products.store(Panels(pk + i * C + first, W), C);
+    each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {  // t = i + r + 1 reads G_{t-1}
+      const Index j = first + panel * W;
       const bool some = i + r < n && j < i + r;
       aligned_row(N + (i + r) * C + j) =
-          some ? Lanes(products.row(r) * aligned_row(mask.G(i + r) + j)) : Lanes(Lanes::Zero());
+          some ? Lanes(products.row(r, panel) * aligned_row(mask.G(i + r) + j)) : Lanes(Lanes::Zero());
     });
     products.set_zero();
-    products.add(q + i * Kp, Kp, 1, kT + j, C, K);
-    products.store(qk + i * C + j, C);
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
+    products.add(q + i * Kp, Kp, 1, ConstPanels(kT + first, W), C, K);
+    products.store(Panels(qk + i * C + first, W), C);
+    each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {
+      const Index j = first + panel * W;
       const bool some = i + r < n && j <= i + r;
       aligned_row(Q + (i + r) * C + j) =
-          some ? Lanes(products.row(r) * aligned_row(mask.G(i + r + 1) + j)) : Lanes(Lanes::Zero());
+          some ? Lanes(products.row(r, panel) * aligned_row(mask.G(i + r + 1) + j)) : Lanes(Lanes::Zero());
     });
   }
 
-  EIGEN_DONT_INLINE void solve_tile(Index i, const Scalar* S, const Scalar* M, Scalar* u) const {
-    Tile<Scalar> rows;
+  template <int P>
+  EIGEN_DONT_INLINE void solve_tile(Index i, ConstPanels S, ConstPanels M, Panels u) const {
+    Tile<Scalar, P> rows;
     rows.load(u + i * W, W);
     rows.add_both(p_tiles + i * 2 * Kp, S, M, K);
     rows.subtract(N + i * C, C, 1, u, W, i);
@@ -202,9 +214,9 @@ struct Chunk {
     rows.store(u + i * W, W);
   }
 
-  EIGEN_DONT_INLINE void read_tile(Index i, const Scalar* S, const Scalar* M, const Scalar* u,
-                                   Scalar* o) const {
-    Tile<Scalar> rows;
+  template <int P>
+  EIGEN_DONT_INLINE void read_tile(Index i, ConstPanels S, ConstPanels M, ConstPanels u, Panels o) const {
+    Tile<Scalar, P> rows;
     rows.set_zero();
     rows.add_both(q_tiles + i * 2 * Kp, S, M, K);
     rows.add(Q + i * C, C, 1, u, W, i);
@@ -212,18 +224,22 @@ struct Chunk {
     rows.store(o + i * W, W);
   }
 
-  EIGEN_DONT_INLINE void carry_tile(Index c, Index n, const Scalar* u, Scalar* S, Scalar* M) const {
+  template <int P>
+  EIGEN_DONT_INLINE void carry_tile(Index c, Index n, ConstPanels u, Panels S, Panels M) const {
     const Scalar A = mask.A(n), b = mask.b(n), m = mask.m(n);
-    Tile<Scalar> S_c, M_c;
-    unroll<R>([&](auto r) MOMENTUM_DELTA_INLINE {
-      const Lanes S_r = aligned_row(S + (c + r) * W), M_r = aligned_row(M + (c + r) * W);
-      S_c.set_row(r, A * S_r - b * M_r);
-      M_c.set_row(r, m * M_r);
+    Tile<Scalar, P> rows;
+    each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {
+      const Index at = (c + r) * W;
+      rows.set_row(r, panel,
+                   A * aligned_row(S.data + panel * S.between + at) -
+                       b * aligned_row(M.data + panel * M.between + at));
     });
-    S_c.add(k_rows + c, 1, 2 * Kp, u, W, n);
-    S_c.store(S + c * W, W);
-    M_c.add(k_rows + Kp + c, 1, 2 * Kp, u, W, n);
-    M_c.store(M + c * W, W);
+    rows.add(k_rows + c, 1, 2 * Kp, u, W, n);
+    rows.store(S + c * W, W);
+    rows.load(M + c * W, W);
+    rows.scale(m);
+    rows.add(k_rows + Kp + c, 1, 2 * Kp, u, W, n);
+    rows.store(M + c * W, W);
   }
 };
 
@@ -236,8 +252,8 @@ class ChunkForward {
         c_(arena, chunk_size, s.K),
         S_(arena.take<Scalar>(c_.Kp * round_up(columns, W))),
         M_(arena.take<Scalar>(c_.Kp * round_up(columns, W))),
-        u_(arena.take<Scalar>(c_.C * W)),
-        o_(arena.take<Scalar>(c_.C * W)) {}
+        u_(arena.take<Scalar>(panels_together * c_.C * W)),
+        o_(arena.take<Scalar>(panels_together * c_.C * W)) {}
 
   // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
   // o: T x V, assigned. record: see saved.hpp.
@@ -259,24 +275,34 @@ class ChunkForward {
       next.add(x.v, t0 + n, chunk_size_, begin, end - begin);
       next.add(o, t0, n, begin, end - begin);
       const auto fetch = [&] { next.some(); };
-      for (Index column = begin; column < end; column += W) {
-        const Index width = std::min<Index>(W, end - column);
-        Scalar* const S = S_ + (column - begin) * c_.Kp;
-        Scalar* const M = M_ + (column - begin) * c_.Kp;
-        if (record.wants_state(t0))
-          record.state(
-              t0, column, width, [&](Index i) -> Row<Scalar> { return aligned_row(S + i * W); },
-              [&](Index i) -> Row<Scalar> { return aligned_row(M + i * W); });
-        load_rows(x.v, t0, n, column, width, c_.padded(n), u_);
-        c_.solve_u(n, S, M, u_, fetch);
-        c_.read_o(n, S, M, u_, o_, fetch);
-        c_.carry(n, u_, S, M, fetch);
-        for (Index i = 0; i < n; ++i) {
-          record.u(t0 + i, column, aligned_row(u_ + i * W).head(width));
-          store_row(Row<Scalar>(aligned_row(o_ + i * W)), o.data() + (t0 + i) * o.outerStride() + column,
-                    width);
-        }
-      }
+      by_panels(end - begin, W, [&](auto P, Index column) {
+        const PanelRows<Scalar> S(S_ + column * c_.Kp, panel), M(M_ + column * c_.Kp, panel);
+        const PanelRows<Scalar> u(u_, c_.C * W), o_panels(o_, c_.C * W);
+        const auto each = [&](const auto& visit) {
+          for (Index i = 0; i < P; ++i) {
+            const Index first = begin + column + i * W;
+            visit(i, first, std::min<Index>(W, end - first));
+          }
+        };
+        each([&](Index i, Index first, Index width) {
+          if (record.wants_state(t0))
+            record.state(
+                t0, first, width,
+                [&](Index row) -> Row<Scalar> { return aligned_row(S.data + i * panel + row * W); },
+                [&](Index row) -> Row<Scalar> { return aligned_row(M.data + i * panel + row * W); });
+          load_rows(x.v, t0, n, first, width, c_.padded(n), u_ + i * c_.C * W);
+        });
+        c_.template solve_u<P>(n, S, M, u, fetch);
+        c_.template read_o<P>(n, S, M, u, o_panels, fetch);
+        c_.template carry<P>(n, u, S, M, fetch);
+        each([&](Index i, Index first, Index width) {
+          for (Index t = 0; t < n; ++t) {
+            record.u(t0 + t, first, aligned_row(u_ + (i * c_.C + t) * W).head(width));
+            store_row(Row<Scalar>(aligned_row(o_ + (i * c_.C + t) * W)),
+                      o.data() + (t0 + t) * o.outerStride() + first, width);
+          }
+        });
+      });
     }
     last.S.write(begin, end, x.K(), S_, panel);
     last.M.write(begin, end, x.K(), M_, panel);
@@ -288,7 +314,7 @@ class ChunkForward {
   Index chunk_size_;
   Chunk<Scalar> c_;
   Scalar *S_, *M_;  // a Kp x W panel for each W columns
-  Scalar *u_, *o_;  // C x W
+  Scalar *u_, *o_;  // C x W for each of the panels taken together
 };
 
 }  // namespace MOMENTUM_DELTA_TARGET
