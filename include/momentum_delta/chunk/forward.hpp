@@ -280,26 +280,26 @@ class ChunkForward {
         const PanelRows<Scalar> u(u_, c_.C * W), o_panels(o_, c_.C * W);
         const auto each = [&](const auto& visit) {
           for (Index i = 0; i < P; ++i) {
-            const Index first = begin + column + i * W;
-            visit(i, first, std::min<Index>(W, end - first));
+            const Index at = begin + column + i * W;
+            visit(i, at, std::min<Index>(W, end - at));
           }
         };
-        each([&](Index i, Index first, Index width) {
+        each([&](Index i, Index at, Index width) {
           if (record.wants_state(t0))
             record.state(
-                t0, first, width,
+                t0, at, width,
                 [&](Index row) -> Row<Scalar> { return aligned_row(S.data + i * panel + row * W); },
                 [&](Index row) -> Row<Scalar> { return aligned_row(M.data + i * panel + row * W); });
-          load_rows(x.v, t0, n, first, width, c_.padded(n), u_ + i * c_.C * W);
+          load_rows(x.v, t0, n, at, width, c_.padded(n), u_ + i * c_.C * W);
         });
         c_.template solve_u<P>(n, S, M, u, fetch);
         c_.template read_o<P>(n, S, M, u, o_panels, fetch);
         c_.template carry<P>(n, u, S, M, fetch);
-        each([&](Index i, Index first, Index width) {
+        each([&](Index i, Index at, Index width) {
           for (Index t = 0; t < n; ++t) {
-            record.u(t0 + t, first, aligned_row(u_ + (i * c_.C + t) * W).head(width));
+            record.u(t0 + t, at, aligned_row(u_ + (i * c_.C + t) * W).head(width));
             store_row(Row<Scalar>(aligned_row(o_ + (i * c_.C + t) * W)),
-                      o.data() + (t0 + t) * o.outerStride() + first, width);
+                      o.data() + (t0 + t) * o.outerStride() + at, width);
           }
         });
       });

@@ -159,7 +159,6 @@ class ScanTokens {
       for (Index i = 0; i < c.width; ++i)
         for (Index n = 0; n < N_; ++n) rates_[(p * Np_ + n) * W + i] = decay_rate(in_->A.row(c.first + i)[n]);
     }
-    select(0);
   }
 
   Index count() const { return count_; }
@@ -228,7 +227,7 @@ class ScanTokens {
   }
 
   void copy_states(const TokenView<const Storage>& from, Index t0, Index n, Scalar* to) const {
-    const auto rows = from.rows(b_, channels().group, t0, n);
+    const auto rows = from.rows(b_, channels(0).group, t0, n);
     const Index stride = stride_;
     for (Index column = 0; column < Np_; column += W) {
       const Index width = std::clamp<Index>(N_ - column, 0, W);
