@@ -426,11 +426,9 @@ class ChunkBackward {
     const PanelRows<Scalar> dS = gs.S(panel) + i * W, dM = gs.M(panel) + i * W;
     const PanelRows<const Scalar> do_p = of_tokens(do_, panel), dR_p = of_tokens(dR, panel);
     Tile<Scalar, P> rows;
-    Chunk<Scalar>::template each_row<P>([&](auto r, auto own) MOMENTUM_DELTA_INLINE {
-      rows.set_row(r, own,
-                   m * aligned_row(dM.data + own * dM.between + r * W) -
-                       b * aligned_row(dS.data + own * dS.between + r * W));
-    });
+    rows.load(dM, W);
+    rows.scale(m);
+    rows.add_scaled(-b, dS, W);
     rows.add(c.q_rows + Kp + i, 1, 2 * Kp, do_p, W, n);
     rows.add(c.p_rows + Kp + i, 1, 2 * Kp, dR_p, W, n);
     rows.store(dM, W);

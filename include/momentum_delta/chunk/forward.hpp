@@ -228,12 +228,9 @@ struct Chunk {
   EIGEN_DONT_INLINE void carry_tile(Index c, Index n, ConstPanels u, Panels S, Panels M) const {
     const Scalar A = mask.A(n), b = mask.b(n), m = mask.m(n);
     Tile<Scalar, P> rows;
-    each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {
-      const Index at = (c + r) * W;
-      rows.set_row(r, panel,
-                   A * aligned_row(S.data + panel * S.between + at) -
-                       b * aligned_row(M.data + panel * M.between + at));
-    });
+    rows.load(S + c * W, W);
+    rows.scale(A);
+    rows.add_scaled(-b, M + c * W, W);
     rows.add(k_rows + c, 1, 2 * Kp, u, W, n);
     rows.store(S + c * W, W);
     rows.load(M + c * W, W);

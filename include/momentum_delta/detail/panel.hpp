@@ -118,6 +118,21 @@ EIGEN_ALWAYS_INLINE Scalar lane_sum(Row<Scalar> row) {
   return row[0];
 }
 
+// a b + c with one rounding where the target can: of a b + c d a compiler rounds either product, and not the
+// same one in every place.
+template <class Scalar>
+EIGEN_ALWAYS_INLINE Row<Scalar> multiply_add(const Row<Scalar>& a, const Row<Scalar>& b,
+                                             const Row<Scalar>& c) {
+  using Packet = typename Eigen::internal::packet_traits<Scalar>::type;
+  Row<Scalar> y;
+  for (int i = 0; i < panel_width<Scalar>; i += Eigen::internal::unpacket_traits<Packet>::size)
+    Eigen::internal::pstoreu(y.data() + i,
+                             Eigen::internal::pmadd(Eigen::internal::ploadu<Packet>(a.data() + i),
+                                                    Eigen::internal::ploadu<Packet>(b.data() + i),
+                                                    Eigen::internal::ploadu<Packet>(c.data() + i)));
+  return y;
+}
+
 // n rows of memory, columns from `column` on, as a panel, with 0 in its rows from n to `rows`.
 template <class Scalar, class Rows>
 void load_rows(const Rows& from, Index t0, Index n, Index column, Index width, Index rows, Scalar* panel) {
@@ -274,6 +289,10 @@ class Tile {
     });
   }
 
+  // row_i += factor x_i, for rows x_i `stride` apart.
+  EIGEN_ALWAYS_INLINE void add_scaled(const Scalar& factor, const PanelRows<const Scalar>& x, Index stride) {
+    unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, factor, PacketRow(x + i * stride)); });
+  }
   // row_i += sum_k a[i * i_stride + k * k_stride] b_k, for n rows b_k at b, b_stride apart.
   EIGEN_ALWAYS_INLINE void add(const Scalar* a, Index i_stride, Index k_stride,
                                const PanelRows<const Scalar>& b, Index b_stride, Index n) {

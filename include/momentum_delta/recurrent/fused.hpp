@@ -177,8 +177,8 @@ class FusedForward {
         N_i *= s.fold_m;
         R_i *= s.fold_a;
       }
-      N_i -= k[i] * u_t;
-      R_i -= write * N_i;
+      N_i = multiply_add<Scalar>(Row<Scalar>::Constant(-k[i]), u_t, N_i);
+      R_i = multiply_add<Scalar>(Row<Scalar>::Constant(-write), N_i, R_i);
       aligned_row(N + i * W) = N_i;
       aligned_row(R + i * W) = R_i;
       from_q[j] += q[i] * R_i;

@@ -69,8 +69,10 @@ class Step {
     for (Index i = 0; i < K_; ++i) {
       Scalar *const S_i = S.data + i * S.stride, *const M_i = M.data + i * M.stride;
       unroll<Panels>([&](auto j) MOMENTUM_DELTA_INLINE {
-        const Row<Scalar> M_ij = mu * load_row<Scalar>(M_i + j * W, last) - kt_[i] * u[j];
-        const Row<Scalar> S_ij = alpha * load_row<Scalar>(S_i + j * W, last) - beta * M_ij;
+        const Row<Scalar> M_ij = multiply_add<Scalar>(Row<Scalar>::Constant(-kt_[i]), u[j],
+                                                      mu * load_row<Scalar>(M_i + j * W, last));
+        const Row<Scalar> S_ij = multiply_add<Scalar>(Row<Scalar>::Constant(-beta), M_ij,
+                                                      alpha * load_row<Scalar>(S_i + j * W, last));
         store_row(M_ij, M_i + j * W, last);
         store_row(S_ij, S_i + j * W, last);
         o_t[j] += q_[i] * S_ij;

@@ -179,7 +179,8 @@ class ScanBackward {
     for (Index i = 0; i < n; ++i) {
       const Row<Scalar> dx_i = aligned_row(dx + i * W);
       aligned_row(ddt + i * W) += aligned_row(u + i * W) * dx_i;
-      aligned_row(dx + i * W) = aligned_row(dt + i * W) * dx_i + D * aligned_row(dy + i * W);
+      aligned_row(dx + i * W) =
+          multiply_add<Scalar>(aligned_row(dt + i * W), dx_i, D * aligned_row(dy + i * W));
     }
     if (!tokens_.inputs().delta_softplus) return;
     load_rows(tokens_.sequence(tokens_.inputs().delta), t0, n, c.first, c.width, n, delta);
@@ -218,7 +219,7 @@ class ScanBackward {
       if constexpr (WantsY) y = aligned_row(ys + i * W);
       unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
         const Row<Scalar> a_i = decay_row<Scalar>(dt_i, rate[j]);
-        h_i[j] = a_i * h_i[j] + x_i * B[i * stride + j];
+        h_i[j] = multiply_add<Scalar>(a_i, h_i[j], x_i * B[i * stride + j]);
         aligned_row(a + (i * together + j) * W) = a_i;
         aligned_row(h + ((i + 1) * together + j) * W) = h_i[j];
         if constexpr (WantsY) y += h_i[j] * C[i * stride + j];

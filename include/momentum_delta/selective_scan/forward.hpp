@@ -103,7 +103,7 @@ class ScanForward {
       Row<Scalar> y = aligned_row(ys + i * W);
       next.some(lines);
       unroll<states_together>([&](auto j) MOMENTUM_DELTA_INLINE {
-        h[j] = decay_row<Scalar>(dt_i, rate[j]) * h[j] + x_i * B[i * stride + j];
+        h[j] = multiply_add<Scalar>(decay_row<Scalar>(dt_i, rate[j]), h[j], x_i * B[i * stride + j]);
         y += h[j] * C[i * stride + j];
       });
       aligned_row(ys + i * W) = y;
