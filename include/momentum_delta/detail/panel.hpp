@@ -125,7 +125,7 @@ EIGEN_ALWAYS_INLINE Row<Scalar> multiply_add(const Row<Scalar>& a, const Row<Sca
                                              const Row<Scalar>& c) {
   using Packet = typename Eigen::internal::packet_traits<Scalar>::type;
   Row<Scalar> y;
-  for (int i = 0; i < panel_width<Scalar>; i += Eigen::internal::unpacket_traits<Packet>::size)
+  for (int i = 0; i < panel_width<Scalar>; i += Eigen::internal::packet_traits<Scalar>::size)
     Eigen::internal::pstoreu(y.data() + i,
                              Eigen::internal::pmadd(Eigen::internal::ploadu<Packet>(a.data() + i),
                                                     Eigen::internal::ploadu<Packet>(b.data() + i),
