@@ -228,7 +228,7 @@ class DecayMask {
     const Scalar never = -std::numeric_limits<detail::Real<Scalar>>::infinity();
     for (Index t = 1; t <= n; ++t) {
       beta_[t] = beta(t - 1);
-      b_[t] = alpha_[t] * b_[t - 1] + beta_[t] * m_[t];
+      b_[t] = next_b(t);
       // log_: d_tj of the tokens so far, -inf of those to come.
       if ((t - 1) % W == 0) {
         detail::aligned_row(log_ + t - 1) = Row::Constant(never);
@@ -241,8 +241,8 @@ class DecayMask {
         const Row D = detail::decay_row<Scalar>(d);
         detail::aligned_row(log_ + j) = d;
         detail::aligned_row(D_ + t * stride_ + j) = D;
-        detail::aligned_row(G_ + t * stride_ + j) =
-            alpha_[t] * detail::aligned_row(G_ + (t - 1) * stride_ + j) + beta_[t] * D;
+        detail::aligned_row(G_ + t * stride_ + j) = detail::multiply_add<Scalar>(
+            Row::Constant(alpha_[t]), detail::aligned_row(G_ + (t - 1) * stride_ + j), beta_[t] * D);
       }
     }
   }
@@ -322,6 +322,10 @@ class DecayMask {
  private:
   static constexpr int W = detail::panel_width<Scalar>;
   using Row = detail::Row<Scalar>;
+
+  // Not inlined, for build() is a function for each kind of gates, and a compiler would round the one product
+  // in some and the other in others.
+  EIGEN_DONT_INLINE Scalar next_b(Index t) const { return alpha_[t] * b_[t - 1] + beta_[t] * m_[t]; }
 
   Index stride_;
   Scalar* log_;                           // chunk_size

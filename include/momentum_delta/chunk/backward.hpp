@@ -352,7 +352,8 @@ class ChunkBackward {
         const Lanes x_r = sign * aligned_row(xT + (i + r) * C + at);
         dA += x_r * dyS.row(r, panel);
         db -= x_r * dyM.row(r, panel);
-        aligned_row(dxT + (i + r) * C + at) = A * dyS.row(r, panel) - b * dyM.row(r, panel);
+        aligned_row(dxT + (i + r) * C + at) =
+            multiply_add<Scalar>(-b, dyM.row(r, panel), A * dyS.row(r, panel));
       });
       aligned_row(dA_t + at) = dA;
       aligned_row(db_t + at) = db;
@@ -374,7 +375,8 @@ class ChunkBackward {
         const Lanes kt_r = aligned_row(c.kT + (i + r) * C + at);
         dG += kt_r * udS.row(r, panel);
         dD -= kt_r * udM.row(r, panel);
-        aligned_row(dktT + (i + r) * C + at) = G * udS.row(r, panel) - D * udM.row(r, panel);
+        aligned_row(dktT + (i + r) * C + at) =
+            multiply_add<Scalar>(-D, udM.row(r, panel), G * udS.row(r, panel));
       });
       aligned_row(dG_n() + at) = dG;
       aligned_row(dD_n() + at) = dD;

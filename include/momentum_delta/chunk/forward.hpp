@@ -26,6 +26,7 @@
 #include "momentum_delta/decay_mask.hpp"
 #include "momentum_delta/detail/fetch.hpp"
 #include "momentum_delta/detail/head.hpp"
+#include "momentum_delta/detail/tile.hpp"
 
 namespace momentum_delta::detail {
 inline namespace MOMENTUM_DELTA_TARGET {
@@ -180,14 +181,14 @@ struct Chunk {
     }
   }
 
-  // Rows [i, i + R) and columns [j, j + P W) of pk, qk, and of N and Q, from the mask.
+  // Rows [i, i + R) and columns [first, first + P W) of pk, qk, and of N and Q, from the mask.
   template <int P>
   EIGEN_DONT_INLINE void form_tile(Index i, Index first, Index n) {
     Tile<Scalar, P> products;
     products.set_zero();
     products.add(p + i * Kp, Kp, 1, ConstPanels(kT + first, W), C, K);
     products.store(Panels(pk + i * C + first, W), C);
-    each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {  // t = i + r + 1 reads G_{t-1}
+    each_row<P>([&](auto r, auto panel) MOMENTUM_DELTA_INLINE {  // row t = i + r + 1 reads G_{t-1}
       const Index j = first + panel * W;
       const bool some = i + r < n && j < i + r;
       aligned_row(N + (i + r) * C + j) =

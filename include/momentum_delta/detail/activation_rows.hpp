@@ -14,20 +14,24 @@ inline namespace MOMENTUM_DELTA_TARGET {
 template <class Scalar>
 inline constexpr int log1p_terms = std::is_same_v<Scalar, float> ? 7 : 16;
 
+// Is it made of exp(-|x|)? Other types have the scalar functions, lane by lane.
+template <class Scalar>
+inline constexpr bool by_rows = std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>;
+
 // exp(-|x|), of which the others are made. Over many rows this is a sweep of its own: the processor overlaps
 // rows only as far as it looks ahead, and sees more of them where each takes fewer operations.
 template <class Scalar>
 EIGEN_ALWAYS_INLINE Row<Scalar> exp_of_minus_abs_row(const Row<Scalar>& x) {
-  if constexpr (std::is_floating_point_v<Scalar>)
+  if constexpr (by_rows<Scalar>)
     return fast_decay_row<Scalar>(-x.abs());
   else
-    return Row<Scalar>::Zero();  // a complex number has no order, and no form that is made of this
+    return Row<Scalar>::Zero();  // which nobody reads
 }
 
 // e: exp(-|x|)
 template <class Scalar>
 EIGEN_ALWAYS_INLINE Row<Scalar> softplus_row(const Row<Scalar>& x, const Row<Scalar>& e) {
-  if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
+  if constexpr (by_rows<Scalar>) {
     const Row<Scalar> s = e / (e + Scalar(2)), s2 = s * s;
     constexpr int terms = log1p_terms<Scalar>;
     Row<Scalar> series = Row<Scalar>::Constant(Scalar(1) / Scalar(2 * terms - 1));
@@ -40,7 +44,7 @@ EIGEN_ALWAYS_INLINE Row<Scalar> softplus_row(const Row<Scalar>& x, const Row<Sca
 
 template <class Scalar>
 EIGEN_ALWAYS_INLINE Row<Scalar> sigmoid_row(const Row<Scalar>& x, const Row<Scalar>& e) {
-  if constexpr (std::is_same_v<Scalar, float> || std::is_same_v<Scalar, double>) {
+  if constexpr (by_rows<Scalar>) {
     return where_positive<Scalar>(x, Row<Scalar>::Constant(Scalar(1)), e) / (e + Scalar(1));
   } else {
     return by_lane<Scalar>([&](int i) { return sigmoid(Scalar(x[i])); });

@@ -45,18 +45,25 @@ struct ScanSums {
     if (!dB_dC) dB = dC = nullptr;
   }
 
-  ScanSums of(Index panel, Index strip = 0) const {
+  // With what a panel has for itself.
+  ScanSums of(Index panel) const {
     constexpr Index W = panel_width<Scalar>;
     ScanSums p = *this;
     p.g += panel * state;
     p.dA += panel * state;
     p.dD += panel * W;
     p.dbias += panel * W;
-    if (dB) {
-      p.dB += strip * (state / W) * tokens;
-      p.dC += strip * (state / W) * tokens;
-    }
     return p;
+  }
+  // With what a strip has.
+  ScanSums of_strip(Index strip) const {
+    const Index size = state / panel_width<Scalar> * tokens;
+    ScanSums s = *this;
+    if (dB) {
+      s.dB += strip * size;
+      s.dC += strip * size;
+    }
+    return s;
   }
 };
 
@@ -235,7 +242,7 @@ class ScanBackward {
     Scalar *const dxs = dx_, *const ddts = ddt_, *const g_x = g_x_, *const h_dy = h_dy_;
     const Scalar* const As = As_ + tokens_.selected() * tokens_.Np() * W;
     const Index padded = padded_;
-    const int lines = int(std::max<Index>(1, 8 * together / tokens_.Np()));
+    const int lines = int(std::max<Index>(1, 8 * together / tokens_.Np()));  // all, of up to eight arrays
     Row<Scalar> A[together], g[together], dA[together];
     unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
       A[j] = aligned_row(As + (s + j) * W);
@@ -367,8 +374,8 @@ void scan_gradients(const ScanInputs<Scalar, Storage>& x, const ChunkStates<Scal
                                       : c > begin
                                           ? kernel.backward.rows_of(0, t - chunk_size, chunk_size, dy, dx)
                                           : Fetch<Storage>();
-                kernel.backward(p, t, n, states.at(first + p, c), t - t0, all.of(first + p, task), dy, dx,
-                                next);
+                kernel.backward(p, t, n, states.at(first + p, c), t - t0, all.of_strip(task).of(first + p),
+                                dy, dx, next);
               }
             }
           });

@@ -90,7 +90,7 @@ class ScanForward {
   // States [s, s + states_together) of h over the block.
   EIGEN_DONT_INLINE void scan(Index n, Index s, Scalar* hs, Fetch<Storage>& next) {
     const Index stride = tokens_.stride();
-    const int lines = int(std::max<Index>(1, 4 * states_together / tokens_.Np()));
+    const int lines = int(std::max<Index>(1, 4 * states_together / tokens_.Np()));  // all, of four arrays
     const Scalar *dt = tokens_.dt(), *x = tokens_.x(), *B = tokens_.B() + s, *C = tokens_.C() + s;
     Scalar* const ys = y_;
     Row<Scalar> rate[states_together], h[states_together];
