@@ -107,12 +107,10 @@ Tokens<float> random_tokens(std::uint64_t seed) {
 template <class Scalar>
 void define(const Inputs<Scalar>& x, const Outputs<Scalar>& y) {
   namespace detail = momentum_delta::detail;
-  detail::forward_with(
-      x, y, {},
-      [](detail::Arena& arena, const detail::Sizes& sizes, Index columns) {
-        return detail::RecurrentForward<Scalar>(arena, sizes, columns);
-      },
-      [](auto&&...) { return detail::NoRecord{}; });
+  detail::forward_with(x, y, {}, nullptr,
+                       [](detail::Arena& arena, const detail::Sizes& sizes, Index columns) {
+                         return detail::RecurrentForward<Scalar>(arena, sizes, columns);
+                       });
 }
 
 // One run, a stretch at a time: by forward(), or by the definition in Scalar.

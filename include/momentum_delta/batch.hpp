@@ -76,10 +76,10 @@ void for_each_columns(const Options& options, const Sizes& s, const Make& make, 
       });
 }
 
-// make(arena, sizes, columns); make_record(n, h, tokens): see saved.hpp.
-template <class Scalar, class Storage, class Make, class MakeRecord>
+// make(arena, sizes, columns). saved: null, or what keeps the states.
+template <class Scalar, class Storage, class Make>
 void forward_with(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y, const Options& options,
-                  const Make& make, const MakeRecord& make_record) {
+                  std::type_identity_t<Saved<Scalar>>* saved, const Make& make) {
   const Sizes s = sizes_of(x);
   for_each_columns<Scalar>(
       options, s, [&](Arena& arena, Index columns) { return make(arena, s, columns); },
@@ -88,14 +88,14 @@ void forward_with(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storag
         kernel(head_of(x, tokens, h), begin, end,
                {state_rows(x.initial_S, n, h), state_rows(x.initial_M, n, h)},
                y.o.rows(tokens.b, h, tokens.begin, tokens.count),
-               {state_rows(y.final_S, n, h), state_rows(y.final_M, n, h)}, make_record(n, h, tokens));
+               {state_rows(y.final_S, n, h), state_rows(y.final_M, n, h)}, {saved, n, h, tokens});
       });
 }
 
-template <class Scalar, class Storage, class MakeRecord>
+template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const Outputs<Scalar, Storage>& y, const Options& options,
-             Purpose purpose, const MakeRecord& make_record) {
-  const auto run = [&](const auto& make) { forward_with(x, y, options, make, make_record); };
+             Purpose purpose, Saved<Scalar>* saved) {
+  const auto run = [&](const auto& make) { forward_with(x, y, options, saved, make); };
   if (choose_algorithm(options) == Algorithm::chunk)
     run([&](Arena& arena, const Sizes& s, Index columns) {
       return ChunkForward<Scalar, Storage>(arena, s, columns, choose_chunk_size(options, s, purpose));
@@ -127,7 +127,7 @@ template <class Scalar, class Storage>
 void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Outputs<Scalar, Storage>>& y,
              const Options& options = {}) {
   detail::check_forward(detail::Check("forward"), x, y, options);
-  detail::forward(x, y, options, detail::Purpose::forward, [](auto&&...) { return detail::NoRecord{}; });
+  detail::forward<Scalar, Storage>(x, y, options, detail::Purpose::forward, nullptr);
 }
 
 /// The chunk form with a chunk size fixed in the caller's code, >= 1: forward<64>(x, y), the same kernel.
@@ -159,9 +159,7 @@ void forward(const Inputs<Scalar, Storage>& x, const std::type_identity_t<Output
   check.countable("saved states of [chunks, HV, K, V]",
                   std::array{s.N + s.B * s.T / chunk_size, s.HV, s.K, s.V});
   detail::Record<Scalar>::begin(saved, x, chunk_size);
-  detail::forward(x, y, options, purpose, [&](Index n, Index h, const detail::SequenceTokens& tokens) {
-    return detail::Record<Scalar>{saved, n, h, tokens};
-  });
+  detail::forward(x, y, options, purpose, &saved);
   detail::Record<Scalar>::finish(saved);
 }
 

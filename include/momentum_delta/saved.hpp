@@ -74,19 +74,10 @@ class Saved {
 
 namespace detail {
 
-// How a forward kernel keeps nothing.
-struct NoRecord {
-  static constexpr bool wants_state(Index) { return false; }
-  template <class SRow, class MRow>
-  void state(Index, Index, Index, const SRow&, const MRow&) const {}
-  template <class Columns>
-  void u(Index, Index, const Columns&) const {}
-};
-
-// How it writes one head of one sequence into a Saved.
+// How a forward kernel writes one head of one sequence into a Saved.
 template <class Scalar>
 struct Record {
-  Saved<Scalar>& saved;
+  Saved<Scalar>* saved;  // null: nothing is kept
   Index n, h;
   SequenceTokens tokens;
 
@@ -111,21 +102,21 @@ struct Record {
   static void finish(Saved<Scalar>& saved) { saved.filled_ = true; }
 
   // Is the state before token t kept?
-  bool wants_state(Index t) const { return t % saved.stride() == 0; }
+  bool wants_state(Index t) const { return saved && t % saved->stride() == 0; }
   // One panel of it, `width` columns from `column` on; S(i), M(i): row i.
   template <class SRow, class MRow>
   void state(Index t, Index column, Index width, const SRow& S, const MRow& M) const {
-    const Index K = saved.sizes_.K;
-    Scalar* to = saved.states() + saved.position(n, h, t / saved.stride()) + 2 * K * column;
+    const Index K = saved->sizes_.K;
+    Scalar* to = saved->states() + saved->position(n, h, t / saved->stride()) + 2 * K * column;
     for (Index i = 0; i < K; ++i, to += width) store_row<Scalar, Scalar>(S(i), to, width);
     for (Index i = 0; i < K; ++i, to += width) store_row<Scalar, Scalar>(M(i), to, width);
   }
   // The columns from `column` on of u_t.
   template <class Columns>
   void u(Index t, Index column, const Columns& u_t) const {
-    if (!saved.keep_u_) return;
-    const Sizes& s = saved.sizes_;
-    Scalar* const to = saved.u() + ((tokens.b * s.T + tokens.begin + t) * s.HV + h) * s.V + column;
+    if (!saved || !saved->keep_u_) return;
+    const Sizes& s = saved->sizes_;
+    Scalar* const to = saved->u() + ((tokens.b * s.T + tokens.begin + t) * s.HV + h) * s.V + column;
     Eigen::Map<Eigen::Array<Scalar, 1, Eigen::Dynamic>>(to, u_t.size()) = u_t;
   }
 };

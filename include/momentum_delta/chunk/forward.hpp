@@ -27,6 +27,7 @@
 #include "momentum_delta/detail/fetch.hpp"
 #include "momentum_delta/detail/head.hpp"
 #include "momentum_delta/detail/tile.hpp"
+#include "momentum_delta/saved.hpp"
 
 namespace momentum_delta::detail {
 inline namespace MOMENTUM_DELTA_TARGET {
@@ -255,10 +256,9 @@ class ChunkForward {
 
   // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
   // o: T x V, assigned. record: see saved.hpp.
-  template <class Record>
   void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
                   const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
-                  const Record& record) {
+                  const Record<Scalar>& record) {
     const Index panel = c_.Kp * W;
     first.S.read(begin, end, x.K(), S_, panel, panel);
     first.M.read(begin, end, x.K(), M_, panel, panel);

@@ -10,6 +10,7 @@
 
 #include "momentum_delta/decay_mask.hpp"
 #include "momentum_delta/detail/head.hpp"
+#include "momentum_delta/saved.hpp"
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
@@ -48,10 +49,9 @@ class RecurrentForward {
 
   // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
   // o: T x V, assigned. record: see saved.hpp.
-  template <class Record>
   void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
                   const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
-                  const Record& record) {
+                  const Record<Scalar>& record) {
     const Index V = end - begin;
     StateMap S(S_, K_, V), M(M_, K_, V);
     RowMap o_t(o_, V);

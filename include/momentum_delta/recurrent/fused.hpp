@@ -22,6 +22,7 @@
 #include "momentum_delta/detail/fetch.hpp"
 #include "momentum_delta/detail/head.hpp"
 #include "momentum_delta/detail/panel.hpp"
+#include "momentum_delta/saved.hpp"
 #include "momentum_delta/workspace.hpp"
 
 namespace momentum_delta::detail {
@@ -49,10 +50,9 @@ class FusedForward {
 
   // Columns [begin, end) of V, from the state `first` (absent: 0) to the state `last` (absent: not wanted).
   // o: T x V, assigned. record: see saved.hpp.
-  template <class Record>
   void operator()(const Head<Scalar, Storage>& x, Index begin, Index end,
                   const StatePair<const Scalar>& first, RowsMap<Storage> o, const StatePair<Scalar>& last,
-                  const Record& record) {
+                  const Record<Scalar>& record) {
     const Index width = end - begin;
     first.S.read(begin, end, K_, R_, K_ * W, K_ * W);
     first.M.read(begin, end, K_, N_, K_ * W, K_ * W);
@@ -129,9 +129,8 @@ class FusedForward {
   }
 
   // Tokens [t0, t0 + n), the panel of `width` columns from `column` on, counted from `begin`.
-  template <class Record>
   void panel(Index t0, Index n, Index n_p, Index begin, Index column, Index width, Fetch<Storage>& next,
-             const Record& record) {
+             const Record<Scalar>& record) {
     Scalar* const R = R_ + column * K_;
     Scalar* const N = N_ + column * K_;
     Row<Scalar> pR = Row<Scalar>::Zero(), qR;
