@@ -114,10 +114,27 @@ Scalar decay_rate(const Scalar& A) {
 }
 
 #if defined(__GNUC__)
-// 2^(n + f), |f| <= 1/2, by 2^f = 1 + f q(f), where q interpolates (2^f - 1) / f at six Chebyshev nodes: what
-// that leaves out is below 6e-9, so that the result is within 1 unit in the last place (1.25 without fused
-// multiply-add), and within 0.6 near 1, where long memories multiply it many times over. n: in the low bits
-// of `shifted`.
+// Powers of 2 for |f| <= 1 / (2 octave_parts), by 2^(n + j / octave_parts + f) = 2^n T (1 + f q(f)) with
+// T = 2^(j / octave_parts), where q approximates (2^f - 1) / f: what that leaves out is below 6e-9. The
+// result is within 1 unit in the last place (1.25 without fused multiply-add), and within 0.6 from 2^(-1/32)
+// to 1, where long memories multiply it many times over. Where one instruction looks T up, parts of an octave
+// spare three terms of q. n and j: in the low bits of `shifted`.
+#ifdef __AVX512F__
+inline constexpr int octave_parts = 16;
+// T, less j where the bits of n and j will be added.
+alignas(64) inline constexpr std::int32_t octave[16] = {
+    0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
+    0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+
+EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) {
+  const Floats q = (0.05550346151f * f + 0.2402342707f) * f + 0.6931471825f;
+  const auto part = (Ints)_mm512_permutexvar_epi32((__m512i)shifted, _mm512_load_si512(octave));
+  const Floats power = (Floats)(part + ((Ints)shifted << 19));
+  return f * q * power + power;
+}
+#else
+inline constexpr int octave_parts = 1;
+
 EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) {
   Floats p = 0.0001545316295f * f + 0.001339086336f;
   p = p * f + 0.009618082557f;
@@ -127,12 +144,14 @@ EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) 
   p = p * f + 1.f;
   return (Floats)((Ints)p + ((Ints)shifted << 23));
 }
+#endif
 
-inline constexpr float to_integer = 0x1.8p23f;  // added to a number, it leaves it rounded in the low bits
+// Added to a number, it leaves it rounded to parts of an octave in the low bits.
+inline constexpr float to_parts = 0x1.8p23f / octave_parts;
 
 // 2^y, y <= 0; 0 below the smallest normal number, where the series means nothing.
 EIGEN_ALWAYS_INLINE Floats power_of_two(Floats y) {
-  const Floats shifted = y + to_integer, power = power_of_two(shifted, y - (shifted - to_integer));
+  const Floats shifted = y + to_parts, power = power_of_two(shifted, y - (shifted - to_parts));
   return y >= -126.f ? power : Floats{};
 }
 #endif
@@ -163,8 +182,8 @@ EIGEN_ALWAYS_INLINE Row<Scalar> fast_decay_row(const Row<Scalar>& x) {
         [](const Floats& x_i) MOMENTUM_DELTA_INLINE {
           constexpr float log2e = std::numbers::log2e_v<float>;
           const auto normal = x_i >= lowest_exponent<float>;
-          const Floats shifted = (normal ? x_i * log2e : Floats{} - 127.f) + to_integer;
-          const Floats n = shifted - to_integer;
+          const Floats shifted = (normal ? x_i * log2e : Floats{} - 127.f) + to_parts;
+          const Floats n = shifted - to_parts;
           const Floats f = ((x_i - n * 0.693359375f) + n * 2.12194440e-4f) * log2e;
           return power_of_two(shifted, normal ? f : Floats{});
         },
