@@ -14,8 +14,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <momentum_delta/momentum_delta.hpp>
 #include <vector>
+#include "../examples/kernels/kernels.hpp"
 
 extern "C" void* __libc_malloc(std::size_t);
 extern "C" void __libc_free(void*);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../examples/kernels/kernels.hpp"
 #include "machine.hpp"
 #include "problem.hpp"
 #include "scan.hpp"

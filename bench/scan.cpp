@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "../examples/kernels/kernels.hpp"
 #include "machine.hpp"
 #include "problem.hpp"
 

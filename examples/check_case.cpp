@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kernels.hpp"
 #include "support/arguments.hpp"
 #include "support/case_file.hpp"
 #include "support/layer_case.hpp"

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/kernels.hpp"
 #include "support/arguments.hpp"
 #include "support/chart.hpp"
 #include "support/model.hpp"

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/kernels.hpp"
 #include "support/arguments.hpp"
 #include "support/checkpoint.hpp"
 #include "support/progress.hpp"

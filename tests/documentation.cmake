@@ -26,7 +26,7 @@ function(add_documentation_program name text)
     file(WRITE ${source} "${text}")
   endif()
   add_executable(${name} ${source})
-  target_link_libraries(${name} PRIVATE test_kernels)
+  target_link_libraries(${name} PRIVATE momentum_delta_kernels)
   target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   # Not optimised, as it compiles for longer than it runs. A snippet may declare what it does not use.
   target_compile_options(${name} PRIVATE -O0 -Wall -Wextra -Wpedantic -Wconversion -Wno-unused-variable

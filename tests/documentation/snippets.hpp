@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "support/kernels.hpp"
+#include "../examples/kernels/kernels.hpp"
 
 namespace md = momentum_delta;
 using Rows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;

@@ -5,9 +5,9 @@
 #include <numbers>
 #include <sstream>
 
+#include "../../examples/kernels/kernels.hpp"
 #include "../../examples/support/text.hpp"
 #include "../../examples/support/trigram.hpp"
-#include "../support/kernels.hpp"
 #include "../support/temporary.hpp"
 
 using namespace examples;

@@ -2,8 +2,8 @@
 
 #include <map>
 
+#include "../../examples/kernels/kernels.hpp"
 #include "../support/catch.hpp"
-#include "../support/kernels.hpp"
 
 using namespace examples;
 

@@ -6,10 +6,10 @@
 #include <sstream>
 #include <type_traits>
 
+#include "../../examples/kernels/kernels.hpp"
 #include "buffer.hpp"
 #include "bytes.hpp"
 #include "call.hpp"
-#include "kernels.hpp"
 
 namespace fuzz {
 

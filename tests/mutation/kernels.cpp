@@ -1,15 +1,15 @@
 // The kernels of a mutant: RULE and SCAN choose those of float, SCAN_DOUBLE and LAYER those of double.
-#include "../support/kernels.hpp"
+#include "../../examples/kernels/kernels.hpp"
 
 #ifdef RULE
-TEST_RULE_KERNELS(template, float, float)
+MOMENTUM_DELTA_RULE(template, float, float)
 #endif
 #ifdef SCAN
-TEST_SCAN_KERNELS(template, float)
+MOMENTUM_DELTA_SCAN(template, float, float)
 #endif
 #ifdef SCAN_DOUBLE
-TEST_SCAN_KERNELS(template, double)
+MOMENTUM_DELTA_SCAN(template, double, double)
 #endif
 #ifdef LAYER
-TEST_LAYER_KERNELS(template, double)
+MOMENTUM_DELTA_LAYER(template, double)
 #endif

@@ -29,8 +29,8 @@ export -f object
 # What no mutant changes.
 {
   echo "$compile -I include -c tests/support/main.cpp -o $work/main.o"
-  for scalar in float double; do
-    echo "$compile -I include -c tests/support/kernels_$scalar.cpp -o $work/kernels_$scalar.o"
+  for types in float double bfloat16 half; do
+    echo "$compile -I include -c examples/kernels/$types.cpp -o $work/kernels_$types.o"
   done
   for calls in calls calls_float calls_double calls_half calls_bfloat16; do
     echo "$compile -I include -c tests/support/$calls.cpp -o $work/$calls.o"
@@ -40,7 +40,7 @@ export -f object
 for test in $tests; do objects+=" $(object "$test")"; done
 export objects
 link() { # program, and the objects of a mutant: of equal functions the linker keeps the first
-  ${CXX:-g++} -pthread -o "$1" "$work/main.o" "${@:2}" "$work"/kernels_{float,double}.o "$work"/calls*.o ${LIBS:-}
+  ${CXX:-g++} -pthread -o "$1" "$work/main.o" "${@:2}" "$work"/kernels_{float,double,bfloat16,half}.o "$work"/calls*.o ${LIBS:-}
 }
 export -f link
 link "$work/tests" $objects

@@ -4,8 +4,8 @@
 #include <functional>
 #include <limits>
 
+#include "../../examples/kernels/kernels.hpp"
 #include "../../examples/support/random.hpp"
-#include "kernels.hpp"
 #include "oracle.hpp"
 
 namespace test {
@@ -117,12 +117,10 @@ Results<Scalar> definition(const Problem<Scalar>& x) {
   namespace detail = momentum_delta::detail;
   Results<Scalar> y{examples::unwritten<Scalar>(x.v.shape), examples::unwritten<Scalar>(x.state_shape()),
                     examples::unwritten<Scalar>(x.state_shape())};
-  detail::forward_with(
-      x.inputs(), y.outputs(), {},
-      [](detail::Arena& arena, const detail::Sizes& sizes, Index columns) {
-        return detail::RecurrentForward<Scalar>(arena, sizes, columns);
-      },
-      [](auto&&...) { return detail::NoRecord{}; });
+  detail::forward_with(x.inputs(), y.outputs(), {}, nullptr,
+                       [](detail::Arena& arena, const detail::Sizes& sizes, Index columns) {
+                         return detail::RecurrentForward<Scalar>(arena, sizes, columns);
+                       });
   return y;
 }
 

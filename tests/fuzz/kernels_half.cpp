@@ -1,2 +1,0 @@
-#include "kernels.hpp"
-TEST_RULE_KERNELS(template, float, Eigen::half)

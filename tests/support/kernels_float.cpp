@@ -1,2 +1,0 @@
-#include "kernels.hpp"
-TEST_KERNELS(template, float)
