@@ -50,5 +50,38 @@ class Fetch {
   Index column_ = 0;
 };
 
+// Rows of panels, at most a line long, that a loop over tokens fetches for the next one: a row of each block at
+// each token. Nothing is kept between rows, since the loop has no register for it.
+template <class Storage>
+class FetchRows {
+ public:
+  // As of Fetch.
+  template <class Map>
+  void add(const Map& rows, Index t, Index n, Index column, Index columns) {
+    n = std::min(n, rows.rows() - t);
+    if (n <= 0 || columns <= 0) return;
+    blocks_[count_++] = {rows.data() + t * rows.outerStride() + column, rows.outerStride(), columns - 1,
+                         n - 1};
+  }
+  // The blocks for part `part` of `parts` of a loop: [begin(part, parts), begin(part + 1, parts)).
+  int begin(Index part, Index parts) const { return int(part * count_ / parts); }
+  // Row i of the blocks [begin, end), the last one where there are fewer.
+  EIGEN_ALWAYS_INLINE void row(Index i, int begin, int end) const {
+    for (const Block* b = blocks_ + begin; b != blocks_ + end; ++b) {
+      const Storage* const row = b->data + std::min(i, b->last_row) * b->stride;
+      prefetch(row);
+      prefetch(row + b->last_column);  // where it ends, if that is another line
+    }
+  }
+
+ private:
+  struct Block {
+    const Storage* data;
+    Index stride, last_column, last_row;
+  };
+  Block blocks_[8];
+  int count_ = 0;
+};
+
 }  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace momentum_delta::detail

@@ -38,7 +38,7 @@ constexpr Index round_up(Index size, Index multiple) {
 }
 
 // Fetches a cache line that will be used soon.
-inline void prefetch([[maybe_unused]] const void* line) {
+EIGEN_ALWAYS_INLINE void prefetch([[maybe_unused]] const void* line) {
 #if defined(__GNUC__)
   __builtin_prefetch(line);
 #endif

@@ -108,7 +108,7 @@ class ScanBackward {
   // becomes that by the state before it. Its tokens start at `first` in sums.dB and sums.dC.
   void operator()(Index p, Index t0, Index n, const Scalar* before, Index first, const ScanSums<Scalar>& sums,
                   const ScanOutputGradients<Scalar, Storage>& dy,
-                  const ScanInputGradients<Scalar, Storage>& dx, Fetch<Storage>& next) {
+                  const ScanInputGradients<Scalar, Storage>& dx, const FetchRows<Storage>& next) {
     tokens_.select(p);
     tokens_.load(t0, n);
     upstream(t0, n, dy.dout);
@@ -136,10 +136,10 @@ class ScanBackward {
   }
 
   // What passes panel p for the tokens [t0, t0 + n).
-  Fetch<Storage> rows_of(Index p, Index t0, Index n, const ScanOutputGradients<Scalar, Storage>& dy,
-                         const ScanInputGradients<Scalar, Storage>& dx) const {
+  FetchRows<Storage> rows_of(Index p, Index t0, Index n, const ScanOutputGradients<Scalar, Storage>& dy,
+                             const ScanInputGradients<Scalar, Storage>& dx) const {
     const Channels c = tokens_.channels(p);
-    Fetch<Storage> rows;
+    FetchRows<Storage> rows;
     const auto add = [&](const auto& array) {
       if (!array.absent()) rows.add(tokens_.sequence(array), t0, n, c.first, c.width);
     };
@@ -235,14 +235,16 @@ class ScanBackward {
     }
   }
 
-  EIGEN_DONT_INLINE void reverse(Index n, Index s, const ScanSums<Scalar>& sums, Fetch<Storage>& next) {
+  EIGEN_DONT_INLINE void reverse(Index n, Index s, const ScanSums<Scalar>& sums,
+                                 const FetchRows<Storage>& next) {
     const Index stride = tokens_.stride();
     const Scalar *dt = tokens_.dt(), *x = tokens_.x(), *B = tokens_.B() + s, *C = tokens_.C() + s;
     const Scalar *const a = a_, *const h = h_, *const dys = dy_;
     Scalar *const dxs = dx_, *const ddts = ddt_, *const g_x = g_x_, *const h_dy = h_dy_;
     const Scalar* const As = As_ + tokens_.selected() * tokens_.Np() * W;
     const Index padded = padded_;
-    const int lines = int(std::max<Index>(1, 8 * together / tokens_.Np()));  // all, of up to eight arrays
+    const Index part = s / together, parts = tokens_.Np() / together;
+    const int begin = next.begin(part, parts), end = next.begin(part + 1, parts);
     Row<Scalar> A[together], g[together], dA[together];
     unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
       A[j] = aligned_row(As + (s + j) * W);
@@ -253,7 +255,7 @@ class ScanBackward {
       const Row<Scalar> dt_i = aligned_row(dt + i * W), x_i = aligned_row(x + i * W),
                         dy_i = aligned_row(dys + i * W);
       Row<Scalar> dx = aligned_row(dxs + i * W), ddt = aligned_row(ddts + i * W);
-      next.some(lines);
+      next.row(i, begin, end);
       unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
         g[j] += dy_i * C[i * stride + j];
         aligned_row(h_dy + (j * padded + i) * W) = aligned_row(h + ((i + 1) * together + j) * W) * dy_i;
@@ -370,10 +372,10 @@ void scan_gradients(const ScanInputs<Scalar, Storage>& x, const ChunkStates<Scal
               const Index t = c * chunk_size, n = std::min(chunk_size, s.T - t);
               kernel.backward.load_states(t, n);
               for (Index p = 0; p < strip.count; ++p) {
-                Fetch<Storage> next = p + 1 < strip.count ? kernel.backward.rows_of(p + 1, t, n, dy, dx)
-                                      : c > begin
-                                          ? kernel.backward.rows_of(0, t - chunk_size, chunk_size, dy, dx)
-                                          : Fetch<Storage>();
+                const FetchRows<Storage> next =
+                    p + 1 < strip.count ? kernel.backward.rows_of(p + 1, t, n, dy, dx)
+                    : c > begin         ? kernel.backward.rows_of(0, t - chunk_size, chunk_size, dy, dx)
+                                        : FetchRows<Storage>();
                 kernel.backward(p, t, n, states.at(first + p, c), t - t0, all.of_strip(task).of(first + p),
                                 dy, dx, next);
               }

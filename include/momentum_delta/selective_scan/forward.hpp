@@ -49,7 +49,7 @@ class ScanForward {
         tokens_.load(t0, n);
         tokens_.skip(n, y_);
         const bool last = p + 1 == tokens_.count();
-        Fetch<Storage> next = last ? rows_of(0, t0 + n, block, outs) : rows_of(p + 1, t0, n, outs);
+        const FetchRows<Storage> next = last ? rows_of(0, t0 + n, block, outs) : rows_of(p + 1, t0, n, outs);
         for (Index s = 0; s < tokens_.Np(); s += states_together) scan(n, s, state(p), next);
         put(t0, n, outs);
       }
@@ -76,10 +76,10 @@ class ScanForward {
   static constexpr Index block = 32;  // tokens
 
   // What passes a panel for the tokens [t0, t0 + n), as far as there are so many.
-  Fetch<Storage> rows_of(Index p, Index t0, Index n, const RowsMap<Storage>& outs) const {
+  FetchRows<Storage> rows_of(Index p, Index t0, Index n, const RowsMap<Storage>& outs) const {
     const ScanInputs<Scalar, Storage>& x = tokens_.inputs();
     const Channels c = tokens_.channels(p);
-    Fetch<Storage> rows;
+    FetchRows<Storage> rows;
     rows.add(outs, t0, n, c.first, c.width);
     if (tokens_.has_z()) rows.add(tokens_.sequence(x.z), t0, n, c.first, c.width);
     rows.add(tokens_.sequence(x.u), t0, n, c.first, c.width);
@@ -88,9 +88,10 @@ class ScanForward {
   }
 
   // States [s, s + states_together) of h over the block.
-  EIGEN_DONT_INLINE void scan(Index n, Index s, Scalar* hs, Fetch<Storage>& next) {
+  EIGEN_DONT_INLINE void scan(Index n, Index s, Scalar* hs, const FetchRows<Storage>& next) {
     const Index stride = tokens_.stride();
-    const int lines = int(std::max<Index>(1, 4 * states_together / tokens_.Np()));  // all, of four arrays
+    const Index part = s / states_together, parts = tokens_.Np() / states_together;
+    const int begin = next.begin(part, parts), end = next.begin(part + 1, parts);
     const Scalar *dt = tokens_.dt(), *x = tokens_.x(), *B = tokens_.B() + s, *C = tokens_.C() + s;
     Scalar* const ys = y_;
     Row<Scalar> rate[states_together], h[states_together];
@@ -101,7 +102,7 @@ class ScanForward {
     for (Index i = 0; i < n; ++i) {
       const Row<Scalar> dt_i = aligned_row(dt + i * W), x_i = aligned_row(x + i * W);
       Row<Scalar> y = aligned_row(ys + i * W);
-      next.some(lines);
+      next.row(i, begin, end);
       unroll<states_together>([&](auto j) MOMENTUM_DELTA_INLINE {
         h[j] = multiply_add<Scalar>(decay_row<Scalar>(dt_i, rate[j]), h[j], x_i * B[i * stride + j]);
         y += h[j] * C[i * stride + j];
