@@ -83,6 +83,9 @@ class FusedForward {
  private:
   static constexpr int W = panel_width<Scalar>;
   static constexpr Index block = 64;  // tokens planned, and copied, at a time
+  // Sums of q R and of p R that a sweep forms at once, of every other row. One would wait for itself where a
+  // row is one register; more registers than that are as many sums already.
+  static constexpr int sums = Eigen::internal::packet_traits<Scalar>::size == W ? 2 : 1;
 
   // The scalars of one token, the same for every panel.
   struct Step {
@@ -166,31 +169,32 @@ class FusedForward {
   EIGEN_DONT_INLINE static void sweep(Index K, const Step& s, Scalar* R, Scalar* N, const Scalar* k,
                                       const Scalar* q, const Scalar* p, const Row<Scalar>& u, Row<Scalar>& qR,
                                       Row<Scalar>& pR) {
-    const Row<Scalar> u_t = u;
-    const Scalar write = s.write;
-    Row<Scalar> from_q[2] = {Row<Scalar>::Zero(), Row<Scalar>::Zero()};
-    Row<Scalar> from_p[2] = {Row<Scalar>::Zero(), Row<Scalar>::Zero()};
+    const Row<Scalar> minus_u = -u;
+    const Scalar minus_write = -s.write;
+    Row<Scalar> from_q[sums], from_p[sums];
+    unroll<sums>([&](auto j) MOMENTUM_DELTA_INLINE { from_q[j] = from_p[j] = Row<Scalar>::Zero(); });
     const auto row = [&](Index i, auto j) MOMENTUM_DELTA_INLINE {
       Row<Scalar> N_i = aligned_row(N + i * W), R_i = aligned_row(R + i * W);
       if constexpr (Fold) {
         N_i *= s.fold_m;
         R_i *= s.fold_a;
       }
-      N_i = multiply_add<Scalar>(Row<Scalar>::Constant(-k[i]), u_t, N_i);
-      R_i = multiply_add<Scalar>(Row<Scalar>::Constant(-write), N_i, R_i);
+      N_i = multiply_add<Scalar>(Row<Scalar>::Constant(k[i]), minus_u, N_i);
+      R_i = multiply_add<Scalar>(Row<Scalar>::Constant(minus_write), N_i, R_i);
       aligned_row(N + i * W) = N_i;
       aligned_row(R + i * W) = R_i;
       from_q[j] += q[i] * R_i;
       from_p[j] += p[i] * R_i;
     };
     Index i = 0;
-    for (; i + 2 <= K; i += 2) {
-      row(i, std::integral_constant<int, 0>{});
-      row(i + 1, std::integral_constant<int, 1>{});
-    }
+    for (; i + sums <= K; i += sums) unroll<sums>([&](auto j) MOMENTUM_DELTA_INLINE { row(i + j, j); });
     if (i < K) row(i, std::integral_constant<int, 0>{});
-    qR = from_q[0] + from_q[1];
-    pR = from_p[0] + from_p[1];
+    qR = from_q[0];
+    pR = from_p[0];
+    if constexpr (sums == 2) {
+      qR += from_q[1];
+      pR += from_p[1];
+    }
   }
 
   Index K_, Kp_, columns_;  // channels; and columns, padded
