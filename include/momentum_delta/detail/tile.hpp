@@ -92,8 +92,8 @@ class Tile {
   EIGEN_ALWAYS_INLINE void subtract(const Scalar* a, Index i_stride, Index k_stride,
                                     const PanelRows<const Scalar>& b, Index b_stride, Index n) {
     for (Index k = 0; k < n; ++k) {
-      const PacketRow b_k(b + k * b_stride);
-      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, -a[i * i_stride + k * k_stride], b_k); });
+      const PacketRow minus_b_k = -PacketRow(b + k * b_stride);
+      unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE { add(i, a[i * i_stride + k * k_stride], minus_b_k); });
     }
   }
   // row_i += sum_k a_ik b_k + c_ik d_k, for n rows b_k and d_k of stride W. The coefficients of each k lie
@@ -154,18 +154,18 @@ class Tile {
   // rows = (I + L)^{-1} rows and (I + L)^{-T} rows, reading L_ij with j < i
   EIGEN_ALWAYS_INLINE void solve_unit_lower(const Scalar* a, Index stride) {
     unroll<Rows>([&](auto j) MOMENTUM_DELTA_INLINE {
-      const PacketRow row_j(packet_[j]);
+      const PacketRow minus_row_j = -PacketRow(packet_[j]);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i > j) add(i, -a[i * stride + j], row_j);
+        if constexpr (i > j) add(i, a[i * stride + j], minus_row_j);
       });
     });
   }
   EIGEN_ALWAYS_INLINE void solve_unit_lower_transposed(const Scalar* a, Index stride) {
     unroll<Rows>([&](auto reversed) MOMENTUM_DELTA_INLINE {
       constexpr int j = Rows - 1 - reversed;
-      const PacketRow row_j(packet_[j]);
+      const PacketRow minus_row_j = -PacketRow(packet_[j]);
       unroll<Rows>([&](auto i) MOMENTUM_DELTA_INLINE {
-        if constexpr (i < j) add(i, -a[j * stride + i], row_j);
+        if constexpr (i < j) add(i, a[j * stride + i], minus_row_j);
       });
     });
   }
@@ -186,6 +186,13 @@ class Tile {
     }
     EIGEN_ALWAYS_INLINE explicit PacketRow(const Packet (&row)[P][parts]) {
       each_part([&](auto panel, auto p) MOMENTUM_DELTA_INLINE { packet[panel][p] = row[panel][p]; });
+    }
+    EIGEN_ALWAYS_INLINE PacketRow operator-() const {
+      PacketRow minus = *this;
+      each_part([&](auto panel, auto p) MOMENTUM_DELTA_INLINE {
+        minus.packet[panel][p] = Eigen::internal::pnegate(packet[panel][p]);
+      });
+      return minus;
     }
   };
 
