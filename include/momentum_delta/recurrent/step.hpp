@@ -63,8 +63,9 @@ class Step {
     });
     for (Index i = 0; i < K_; ++i) {
       const Scalar* const S_i = S.data + i * S.stride;
-      unroll<Panels>([&](auto j)
-                         MOMENTUM_DELTA_INLINE { u[j] -= p_[i] * load_row<Scalar>(S_i + j * W, last); });
+      unroll<Panels>([&](auto j) MOMENTUM_DELTA_INLINE {
+        u[j] = multiply_add<Scalar>(Row<Scalar>::Constant(-p_[i]), load_row<Scalar>(S_i + j * W, last), u[j]);
+      });
     }
     for (Index i = 0; i < K_; ++i) {
       Scalar *const S_i = S.data + i * S.stride, *const M_i = M.data + i * M.stride;
@@ -75,7 +76,7 @@ class Step {
                                                       alpha * load_row<Scalar>(S_i + j * W, last));
         store_row(M_ij, M_i + j * W, last);
         store_row(S_ij, S_i + j * W, last);
-        o_t[j] += q_[i] * S_ij;
+        o_t[j] = multiply_add<Scalar>(Row<Scalar>::Constant(q_[i]), S_ij, o_t[j]);
       });
     }
     unroll<Panels>([&](auto j) MOMENTUM_DELTA_INLINE { store_row(o_t[j], o + j * W, last); });
