@@ -118,7 +118,8 @@ Scalar decay_rate(const Scalar& A) {
 // T = 2^(j / octave_parts), where q approximates (2^f - 1) / f: what that leaves out is below 6e-9. The
 // result is within 1 unit in the last place (1.25 without fused multiply-add), and within 0.6 from 2^(-1/32)
 // to 1, where long memories multiply it many times over. Where one instruction looks T up, parts of an octave
-// spare three terms of q. n and j: in the low bits of `shifted`.
+// spare three terms of q. n and j: in the low bits of `shifted`. Where `normal` is not set the result is 0, and
+// no arithmetic is done on bits that mean nothing.
 #ifdef __AVX512F__
 inline constexpr int octave_parts = 16;
 // T, less j where the bits of n and j will be added.
@@ -126,23 +127,23 @@ alignas(64) inline constexpr std::int32_t octave[16] = {
     0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
     0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 
-EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) {
+EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f, const Ints& normal) {
   const Floats q = (0.05550346151f * f + 0.2402342707f) * f + 0.6931471825f;
   const auto part = (Ints)_mm512_permutexvar_epi32((__m512i)shifted, _mm512_load_si512(octave));
-  const Floats power = (Floats)(part + ((Ints)shifted << 19));
+  const Floats power = (Floats)(normal ? part + ((Ints)shifted << 19) : Ints{});
   return f * q * power + power;
 }
 #else
 inline constexpr int octave_parts = 1;
 
-EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f) {
+EIGEN_ALWAYS_INLINE Floats power_of_two(const Floats& shifted, const Floats& f, const Ints& normal) {
   Floats p = 0.0001545316295f * f + 0.001339086336f;
   p = p * f + 0.009618082557f;
   p = p * f + 0.05550357114f;
   p = p * f + 0.2402265076f;
   p = p * f + 0.693147188f;
   p = p * f + 1.f;
-  return (Floats)((Ints)p + ((Ints)shifted << 23));
+  return (Floats)(normal ? (Ints)p + ((Ints)shifted << 23) : Ints{});
 }
 #endif
 
@@ -151,8 +152,8 @@ inline constexpr float to_parts = 0x1.8p23f / octave_parts;
 
 // 2^y, y <= 0; 0 below the smallest normal number, where the series means nothing.
 EIGEN_ALWAYS_INLINE Floats power_of_two(Floats y) {
-  const Floats shifted = y + to_parts, power = power_of_two(shifted, y - (shifted - to_parts));
-  return y >= -126.f ? power : Floats{};
+  const Floats shifted = y + to_parts;
+  return power_of_two(shifted, y - (shifted - to_parts), y >= -126.f);
 }
 #endif
 
@@ -181,11 +182,11 @@ EIGEN_ALWAYS_INLINE Row<Scalar> fast_decay_row(const Row<Scalar>& x) {
     return by_vector(
         [](const Floats& x_i) MOMENTUM_DELTA_INLINE {
           constexpr float log2e = std::numbers::log2e_v<float>;
-          const auto normal = x_i >= lowest_exponent<float>;
-          const Floats shifted = (normal ? x_i * log2e : Floats{} - 127.f) + to_parts;
-          const Floats n = shifted - to_parts;
-          const Floats f = ((x_i - n * 0.693359375f) + n * 2.12194440e-4f) * log2e;
-          return power_of_two(shifted, normal ? f : Floats{});
+          const Ints normal = x_i >= lowest_exponent<float>;
+          const Floats x_n = normal ? x_i : Floats{};  // -inf would be no number below
+          const Floats shifted = x_n * log2e + to_parts, n = shifted - to_parts;
+          const Floats f = ((x_n - n * 0.693359375f) + n * 2.12194440e-4f) * log2e;
+          return power_of_two(shifted, f, normal);
         },
         x);
   }
