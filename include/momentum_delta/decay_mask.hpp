@@ -118,8 +118,8 @@ Scalar decay_rate(const Scalar& A) {
 // T = 2^(j / octave_parts), where q approximates (2^f - 1) / f: what that leaves out is below 6e-9. The
 // result is within 1 unit in the last place (1.25 without fused multiply-add), and within 0.6 from 2^(-1/32)
 // to 1, where long memories multiply it many times over. Where one instruction looks T up, parts of an octave
-// spare three terms of q. n and j: in the low bits of `shifted`. Where `normal` is not set the result is 0, and
-// no arithmetic is done on bits that mean nothing.
+// spare three terms of q. n and j: in the low bits of `shifted`. Where `normal` is not set, the result is 0
+// and no arithmetic is done on bits that mean nothing.
 #ifdef __AVX512F__
 inline constexpr int octave_parts = 16;
 // T, less j where the bits of n and j will be added.
