@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Draws bench/figures/*.svg and prints the table of README.md, from a run of the benchmark or from saved medians.
 #
-#   bench/figures.sh [BENCHMARK]           default: build/release/bench/momentum_delta_bench
+#   bench/figures.sh [BENCHMARK [FOLDER]]  default: build/release/bench/momentum_delta_bench bench/figures
 #   bench/figures.sh --data medians.csv    from an earlier run
 #
-# A run leaves its medians in bench/figures/medians.csv. Needs gnuplot.
+# A run leaves its medians in FOLDER/medians.csv, beside the figures. Needs gnuplot.
 set -euo pipefail
 export LC_ALL=C
 bench=$(cd "$(dirname "$0")" && pwd)
@@ -14,7 +14,7 @@ case ${1-} in
   -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
   --data) data=${2:?--data needs a file}; [ $# -eq 2 ] ;;
   -*) echo "$0: unknown option $1" >&2; exit 2 ;;
-  *) program=${1-$bench/../build/release/bench/momentum_delta_bench}; data= ;;
+  *) program=${1-$bench/../build/release/bench/momentum_delta_bench}; out=${2-$out}; data= ;;
 esac
 command -v gnuplot > /dev/null || { echo "$0: gnuplot is missing" >&2; exit 2; }
 work=$(mktemp -d)
