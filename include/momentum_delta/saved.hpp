@@ -13,12 +13,14 @@
 namespace momentum_delta {
 
 namespace detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 template <class Scalar>
 struct Record;
 template <class Scalar>
 struct Recorded;
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace detail
 
 /// Filled by forward(x, y, saved, options) and read by backward(x, saved, ...), which must see the same x. It
@@ -73,6 +75,7 @@ class Saved {
 };
 
 namespace detail {
+inline namespace MOMENTUM_DELTA_TARGET {
 
 // How a forward kernel writes one head of one sequence into a Saved.
 template <class Scalar>
@@ -175,5 +178,6 @@ struct Recorded {
   Index u_stride() const { return saved.sizes_.HV * saved.sizes_.V; }
 };
 
+}  // namespace MOMENTUM_DELTA_TARGET
 }  // namespace detail
 }  // namespace momentum_delta
