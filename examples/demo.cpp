@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.hpp"
 #include "support/case_file.hpp"
 #include "support/chart.hpp"
 #include "support/log_domain_form.hpp"
