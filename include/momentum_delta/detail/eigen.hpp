@@ -18,6 +18,9 @@
 #endif
 
 #include <Eigen/Core>
+#if defined(__GNUC__) && defined(__AVX512F__)  // which Eigen includes too, but with EIGEN_DONT_VECTORIZE
+#include <immintrin.h>
+#endif
 
 #if defined(__GNUC__)
 #pragma GCC diagnostic pop

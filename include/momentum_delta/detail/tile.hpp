@@ -48,11 +48,6 @@ class Tile {
     });
     return row;
   }
-  EIGEN_ALWAYS_INLINE void set_row(int i, int panel, const Row<Scalar>& row) {
-    unroll<parts>([&](auto p) MOMENTUM_DELTA_INLINE {
-      packet_[i][panel][p] = Eigen::internal::ploadu<Packet>(row.data() + p * size);
-    });
-  }
 
   EIGEN_ALWAYS_INLINE void set_zero() {
     each([&](auto i, auto panel, auto p)
