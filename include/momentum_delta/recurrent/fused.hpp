@@ -1,7 +1,7 @@
 /// \file
 /// The recurrence (forward.hpp) at the speed of the machine: a panel of V columns of S and M stays in the
-/// innermost cache while the tokens pass, and one sweep over its K rows a token updates M and S and reads
-/// both q_t S_t and p_{t+1} S_t, so that every element is loaded and stored once.
+/// innermost cache while the tokens pass, and one sweep over its K rows for every two tokens updates M and S
+/// and reads all that these and the next two need, so that every element is loaded and stored once for both.
 ///
 /// Decay is applied late. With S = a R and M = m N, for scalars a and m that collect the decays,
 ///
@@ -14,6 +14,11 @@
 /// [1e-8, 1e8], 0 included, it is multiplied into its matrix in that token's sweep and starts again from 1.
 /// Scaling by a number loses no precision; the bounds say how much range it takes: N and R are at most 1e8
 /// times M and S.
+///
+/// The second of two tokens reads a state that no sweep stops at. From the sums with the state before both,
+/// R_0 and N_0, and with x_1 = u_1 eta_1 / m_1 and w_1 = beta_1 m_1 / a_1 of the first,
+///
+///     p_2 R_1 = p_2 R_0 - w_1 (p_2 N_0 - (p_2 k_1) x_1)
 #pragma once
 
 #include <algorithm>
@@ -38,13 +43,13 @@ class FusedForward {
         columns_(round_up(columns, W)),
         R_(arena.take<Scalar>(K_ * columns_)),
         N_(arena.take<Scalar>(K_ * columns_)),
-        pR_(arena.take<Scalar>(columns_)),
+        sums_(arena.take<Scalar>(3 * columns_)),
         alpha_(arena.take<Scalar>(block)),
         mu_(arena.take<Scalar>(block)),
         steps_(arena.take<Step>(block)),
         q_(arena.take<Scalar>(block * Kp_)),
         k_(arena.take<Scalar>(block * Kp_)),
-        p_(arena.take<Scalar>((block + 1) * Kp_)),
+        p_(arena.take<Scalar>((block + 2) * Kp_)),
         v_(arena.take<Scalar>(block * columns_)),
         o_(arena.take<Scalar>(block * columns_)) {}
 
@@ -59,7 +64,7 @@ class FusedForward {
     Scalar a = Scalar(1), m = Scalar(1);
     for (Index t0 = 0; t0 < x.T(); t0 += block) {
       const Index n = std::min(block, x.T() - t0);
-      const Index n_p = std::min(n + 1, x.T() - t0);  // a token also reads p of the next one
+      const Index n_p = std::min(n + 2, x.T() - t0);  // a sweep also reads p of the next two tokens
       copy_rows(x.q, t0, n, 0, K_, q_, Kp_);
       copy_rows(x.k, t0, n, 0, K_, k_, Kp_);
       copy_rows(x.p, t0, n_p, 0, K_, p_, Kp_);
@@ -82,10 +87,11 @@ class FusedForward {
 
  private:
   static constexpr int W = panel_width<Scalar>;
-  static constexpr Index block = 64;  // tokens planned, and copied, at a time
-  // Sums of q R and of p R that a sweep forms at once, of every other row. One would wait for itself where a
-  // row is one register; more registers than that are as many sums already.
-  static constexpr int sums = Eigen::internal::packet_traits<Scalar>::size == W ? 2 : 1;
+  static constexpr Index block = 64;  // tokens planned, and copied, at a time; even
+  // Tokens of a sweep. Two where a row is one register: two sweeps of one token each would wait for their
+  // stores there (four rows of 64 bytes, not two). With more registers a row, multiply-adds are what a sweep
+  // waits for, of which two tokens take nine an element instead of eight.
+  static constexpr int together = Eigen::internal::packet_traits<Scalar>::size == W ? 2 : 1;
 
   // The scalars of one token, the same for every panel.
   struct Step {
@@ -95,6 +101,12 @@ class FusedForward {
     Scalar write;           // beta_t m_t / a_t
     Scalar read;            // scale a_t
     bool fold;
+    Scalar pk;  // p_t k_{t-1}, of the second of two tokens
+  };
+
+  // What the next two tokens read of R and N as they stand before both: p_1 R, p_2 R, p_2 N.
+  struct Sums {
+    Row<Scalar> p1_R, p2_R, p2_N;
   };
 
   // Every panel reads the same rows: of one head among others they lie apart, and of another type.
@@ -129,6 +141,12 @@ class FusedForward {
       s.write = x.beta[t0 + i] * m / a;
       s.read = x.scale * a;
     }
+    for (Index i = 1; together == 2 && i < n; i += 2) {
+      Row<Scalar> pk = Row<Scalar>::Zero();
+      for (Index c = 0; c < Kp_; c += W)
+        pk += aligned_row(p_ + i * Kp_ + c) * aligned_row(k_ + (i - 1) * Kp_ + c);
+      steps_[i].pk = lane_sum<Scalar>(pk);
+    }
   }
 
   // Tokens [t0, t0 + n), the panel of `width` columns from `column` on, counted from `begin`.
@@ -136,70 +154,119 @@ class FusedForward {
              const Record<Scalar>& record) {
     Scalar* const R = R_ + column * K_;
     Scalar* const N = N_ + column * K_;
-    Row<Scalar> pR = Row<Scalar>::Zero(), qR;
-    if (t0 > 0)
-      pR = aligned_row(pR_ + column);
-    else
-      for (Index i = 0; i < K_; ++i) pR += p_[i] * aligned_row(R + i * W);
+    Scalar* const kept = sums_ + 3 * column;
+    Sums sums = t0 > 0 ? Sums{aligned_row(kept), aligned_row(kept + W), aligned_row(kept + 2 * W)}
+                       : first_sums(R, N, p_, p_ + std::min<Index>(1, n_p - 1) * Kp_);
 
-    for (Index i = 0; i < n; ++i) {
+    // u_i eta_i / m_i of token i, from p_i R. R_row, N_row: rows of the state before it.
+    const auto correction = [&](Index i, const Row<Scalar>& pR, const auto& R_row,
+                                const auto& N_row) -> Row<Scalar> {
       const Step& s = steps_[i];
-      next.some();
       if (record.wants_state(t0 + i))
         record.state(
-            t0 + i, begin + column, width,
-            [&](Index row) -> Row<Scalar> { return s.a * aligned_row(R + row * W); },
-            [&](Index row) -> Row<Scalar> { return s.m * aligned_row(N + row * W); });
-      Row<Scalar> u = aligned_row(v_ + i * columns_ + column) - s.a * pR;
+            t0 + i, begin + column, width, [&](Index row) -> Row<Scalar> { return s.a * R_row(row); },
+            [&](Index row) -> Row<Scalar> { return s.m * N_row(row); });
+      const Row<Scalar> u = aligned_row(v_ + i * columns_ + column) - s.a * pR;
       record.u(t0 + i, begin + column, u.head(width));
-      u *= s.u;
+      return s.u * u;
+    };
+    const auto R_0 = [&](Index row) { return aligned_row(R + row * W); };
+    const auto N_0 = [&](Index row) { return aligned_row(N + row * W); };
+
+    for (Index i = 0; i < n; i += together) {
+      const Index tokens = std::min<Index>(together, n - i);
+      const Step* const s = steps_ + i;
       const Scalar *const k = k_ + i * Kp_, *const q = q_ + i * Kp_;
-      const Scalar* const p = p_ + std::min(i + 1, n_p - 1) * Kp_;
-      if (s.fold)
-        sweep<true>(K_, s, R, N, k, q, p, u, qR, pR);
+      const Scalar* p[together];  // of the next tokens
+      for (Index j = 0; j < together; ++j) p[j] = p_ + std::min(i + together + j, n_p - 1) * Kp_;
+      for (Index j = 0; j < tokens; ++j) next.some();
+
+      Row<Scalar> x[together], qR[together];
+      x[0] = correction(i, sums.p1_R, R_0, N_0);
+      bool fold = s[0].fold;
+      if constexpr (together == 2) {
+        if (tokens == 2) {
+          // A row of N and of R after the first token, or a sum of rows
+          const auto next_N = [&](const Row<Scalar>& N_row, Scalar k_row) -> Row<Scalar> {
+            return multiply_add<Scalar>(Row<Scalar>::Constant(k_row), -x[0], s[0].fold_m * N_row);
+          };
+          const auto next_R = [&](const Row<Scalar>& R_row, const Row<Scalar>& next_N_row) -> Row<Scalar> {
+            return multiply_add<Scalar>(Row<Scalar>::Constant(-s[0].write), next_N_row, s[0].fold_a * R_row);
+          };
+          const auto N_1 = [&](Index row) { return next_N(N_0(row), k[row]); };
+          const auto R_1 = [&](Index row) { return next_R(R_0(row), N_1(row)); };
+          x[1] = correction(i + 1, next_R(sums.p2_R, next_N(sums.p2_N, s[1].pk)), R_1, N_1);
+          fold |= s[1].fold;
+        }
+      }
+      if (tokens < together)
+        sweep<1, true>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
+      else if (fold)
+        sweep<together, true>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
       else
-        sweep<false>(K_, s, R, N, k, q, p, u, qR, pR);
-      aligned_row(o_ + i * columns_ + column) = s.read * qR;
+        sweep<together, false>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
+      for (Index j = 0; j < tokens; ++j) aligned_row(o_ + (i + j) * columns_ + column) = s[j].read * qR[j];
     }
-    aligned_row(pR_ + column) = pR;
+    aligned_row(kept) = sums.p1_R;
+    aligned_row(kept + W) = sums.p2_R;
+    aligned_row(kept + 2 * W) = sums.p2_N;
   }
 
-  // One token: N and R updated, qR = q R, pR = p R. A function of its own, whose loop gets all registers.
-  template <bool Fold>
-  EIGEN_DONT_INLINE static void sweep(Index K, const Step& s, Scalar* R, Scalar* N, const Scalar* k,
-                                      const Scalar* q, const Scalar* p, const Row<Scalar>& u, Row<Scalar>& qR,
-                                      Row<Scalar>& pR) {
-    const Row<Scalar> minus_u = -u;
-    const Scalar minus_write = -s.write;
-    Row<Scalar> from_q[sums], from_p[sums];
-    unroll<sums>([&](auto j) MOMENTUM_DELTA_INLINE { from_q[j] = from_p[j] = Row<Scalar>::Zero(); });
-    const auto row = [&](Index i, auto j) MOMENTUM_DELTA_INLINE {
+  Sums first_sums(const Scalar* R, const Scalar* N, const Scalar* p1, const Scalar* p2) const {
+    Sums sums{Row<Scalar>::Zero(), Row<Scalar>::Zero(), Row<Scalar>::Zero()};
+    for (Index i = 0; i < K_; ++i) {
+      sums.p1_R += p1[i] * aligned_row(R + i * W);
+      sums.p2_R += p2[i] * aligned_row(R + i * W);
+      sums.p2_N += p2[i] * aligned_row(N + i * W);
+    }
+    return sums;
+  }
+
+  // One or two tokens, with rows of k and q `stride` apart: N and R updated, q R of each, and the sums with
+  // the p of the next ones. A function of its own, whose loop gets all registers.
+  template <int tokens, bool Fold>
+  EIGEN_DONT_INLINE static void sweep(Index K, Index stride, const Step* s, Scalar* R, Scalar* N,
+                                      const Scalar* k, const Scalar* q, const Scalar* const (&p)[together],
+                                      const Row<Scalar> (&x)[together], Row<Scalar> (&qR)[together],
+                                      Sums& sums) {
+    const auto add = [](Row<Scalar>& sum, Scalar factor, const Row<Scalar>& row) MOMENTUM_DELTA_INLINE {
+      sum = multiply_add<Scalar>(Row<Scalar>::Constant(factor), row, sum);
+    };
+    const Scalar *const p1 = p[0], *const p2 = p[together - 1];
+    Row<Scalar> minus_x[tokens], q_R[tokens];
+    Scalar minus_write[tokens];
+    unroll<tokens>([&](auto j) MOMENTUM_DELTA_INLINE {
+      minus_x[j] = -x[j];
+      minus_write[j] = -s[j].write;
+      q_R[j] = Row<Scalar>::Zero();
+    });
+    Row<Scalar> p1_R = Row<Scalar>::Zero(), p2_R = p1_R, p2_N = p1_R;
+    for (Index i = 0; i < K; ++i) {
       Row<Scalar> N_i = aligned_row(N + i * W), R_i = aligned_row(R + i * W);
-      if constexpr (Fold) {
-        N_i *= s.fold_m;
-        R_i *= s.fold_a;
-      }
-      N_i = multiply_add<Scalar>(Row<Scalar>::Constant(k[i]), minus_u, N_i);
-      R_i = multiply_add<Scalar>(Row<Scalar>::Constant(minus_write), N_i, R_i);
+      unroll<tokens>([&](auto j) MOMENTUM_DELTA_INLINE {
+        if constexpr (Fold) {
+          N_i *= s[j].fold_m;
+          R_i *= s[j].fold_a;
+        }
+        add(N_i, k[j * stride + i], minus_x[j]);
+        add(R_i, minus_write[j], N_i);
+        add(q_R[j], q[j * stride + i], R_i);
+      });
       aligned_row(N + i * W) = N_i;
       aligned_row(R + i * W) = R_i;
-      from_q[j] += q[i] * R_i;
-      from_p[j] += p[i] * R_i;
-    };
-    Index i = 0;
-    for (; i + sums <= K; i += sums) unroll<sums>([&](auto j) MOMENTUM_DELTA_INLINE { row(i + j, j); });
-    if (i < K) row(i, std::integral_constant<int, 0>{});
-    qR = from_q[0];
-    pR = from_p[0];
-    if constexpr (sums == 2) {
-      qR += from_q[1];
-      pR += from_p[1];
+      add(p1_R, p1[i], R_i);
+      if constexpr (together == 2) {
+        add(p2_R, p2[i], R_i);
+        add(p2_N, p2[i], N_i);
+      }
     }
+    unroll<tokens>([&](auto j) MOMENTUM_DELTA_INLINE { qR[j] = q_R[j]; });
+    sums = {p1_R, p2_R, p2_N};
   }
 
   Index K_, Kp_, columns_;  // channels; and columns, padded
   Scalar *R_, *N_;          // a K x W panel for each W columns
-  Scalar* pR_;              // p R of the next token
+  Scalar* sums_;            // Sums for each W columns
   Scalar *alpha_, *mu_;     // block
   Step* steps_;             // block
   Scalar *q_, *k_, *p_;     // block x Kp, and one more of p
