@@ -147,9 +147,9 @@ void training(benchmark::State& state, const Case& c) {
   md::ThreadPool pool(c.threads);
   md::Workspace workspace;
   const md::ScanOptions options{.algorithm = c.algorithm, .executor = &pool, .workspace = &workspace};
-  // Backward, the decays again, softplus and its derivative, silu and its derivative from one sigmoid; and
-  // fourteen multiply-adds a state, of which four rebuild it (selective_scan/backward.hpp).
-  time_scan<Scalar>(state, c, (N + 2) + (N + 3), (4 + 14) * N, [&] {
+  // Backward, the decays again, softplus and silu with their derivatives from one exponential each; and fourteen
+  // multiply-adds a state, of which four rebuild it (selective_scan/backward.hpp).
+  time_scan<Scalar>(state, c, 2 * (N + 2), (4 + 14) * N, [&] {
     md::scan_forward(problem.inputs(), problem.outputs(), saved, options);
     md::scan_backward(problem.inputs(), saved, {.dout = problem.rows(problem.dout)}, problem.gradients(),
                       {.executor = &pool, .workspace = &workspace});

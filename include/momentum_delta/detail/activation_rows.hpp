@@ -65,13 +65,16 @@ EIGEN_DONT_INLINE void sigmoid_rows(Index n, const Scalar* x, Scalar* sigmoid) {
     aligned_row(sigmoid + i * W) = sigmoid_row<Scalar>(aligned_row(x + i * W), aligned_row(sigmoid + i * W));
 }
 
-// softplus of n rows, in place; e: room for as many.
-template <class Scalar>
+// softplus of n rows, in place; e: room for as many, which becomes the sigmoids if they are wanted.
+template <bool WantsSigmoids = false, class Scalar>
 EIGEN_DONT_INLINE void softplus_rows(Index n, Scalar* x, Scalar* e) {
   constexpr int W = panel_width<Scalar>;
   for (Index i = 0; i < n; ++i) aligned_row(e + i * W) = exp_of_minus_abs_row<Scalar>(aligned_row(x + i * W));
-  for (Index i = 0; i < n; ++i)
-    aligned_row(x + i * W) = softplus_row<Scalar>(aligned_row(x + i * W), aligned_row(e + i * W));
+  for (Index i = 0; i < n; ++i) {
+    const Row<Scalar> x_i = aligned_row(x + i * W), e_i = aligned_row(e + i * W);
+    aligned_row(x + i * W) = softplus_row<Scalar>(x_i, e_i);
+    if constexpr (WantsSigmoids) aligned_row(e + i * W) = sigmoid_row<Scalar>(x_i, e_i);
+  }
 }
 
 // sigmoid of every element of an Eigen array, as an expression. The exponent stays below where exp overflows.

@@ -176,28 +176,41 @@ EIGEN_ALWAYS_INLINE Row<float> by_vector(const F& f, const Rows&... x) {
   return y;
 }
 
-// Sums of neighbouring lanes, first those of a.
-EIGEN_ALWAYS_INLINE Floats add_neighbours(const Floats& a, const Floats& b) {
+// Lanes of a and b: lane which(i) of the 2 vector_lanes that they have, in lane i.
+template <class Which>
+EIGEN_ALWAYS_INLINE Floats shuffle(const Floats& a, const Floats& b, const Which& which) {
   return [&]<int... i>(std::integer_sequence<int, i...>) MOMENTUM_DELTA_INLINE {
 #if defined(__clang__) || __GNUC__ >= 12
-    return __builtin_shufflevector(a, b, (2 * i)...) + __builtin_shufflevector(a, b, (2 * i + 1)...);
+    return __builtin_shufflevector(a, b, Which{}(i)...);
 #else
-    return __builtin_shuffle(a, b, Ints{(2 * i)...}) + __builtin_shuffle(a, b, Ints{(2 * i + 1)...});
+    return __builtin_shuffle(a, b, Ints{Which{}(i)...});
 #endif
   }
   (std::make_integer_sequence<int, vector_lanes>{});
 }
-// Partial sums of n rows, vector_lanes / n of each, one row after the other.
-template <int n>
-EIGEN_ALWAYS_INLINE Floats partial_sums(const float* rows) {
-  constexpr int W = panel_width<float>;
+
+// Sums of lanes `apart`, a power of 2: of a in the lanes whose number has not that bit, of b in those that do.
+// (Two choices by lane and one exchange of lanes, which most processors do fewer of at a time.)
+template <int apart>
+EIGEN_ALWAYS_INLINE Floats add_lanes(const Floats& a, const Floats& b) {
+  const auto of_own = [](int i) { return i & apart ? i + vector_lanes : i; };
+  const auto of_other = [](int i) { return i & apart ? i : i + vector_lanes; };
+  const auto exchanged = [](int i) { return i ^ apart; };
+  const Floats other = shuffle(a, b, of_other);
+  return shuffle(a, b, of_own) + shuffle(other, other, exchanged);
+}
+// Sums of the n rows row(i) from `first` on, that of row first + i in the lanes whose number is i modulo n: in
+// parts, which together are the sum.
+template <int n, class RowOf>
+EIGEN_ALWAYS_INLINE Floats partial_sums(const RowOf& row, Index first) {
   if constexpr (n > 1) {
-    return add_neighbours(partial_sums<n / 2>(rows), partial_sums<n / 2>(rows + n / 2 * W));
+    return add_lanes<n / 2>(partial_sums<n / 2>(row, first), partial_sums<n / 2>(row, first + n / 2));
   } else {
+    const Row<float> row_i = row(first);
     Floats sum{};
-    for (int i = 0; i < W; i += vector_lanes) {
+    for (int i = 0; i < panel_width<float>; i += vector_lanes) {
       Floats part;
-      std::memcpy(&part, rows + i, sizeof part);
+      std::memcpy(&part, row_i.data() + i, sizeof part);
       sum += part;
     }
     return sum;
@@ -233,21 +246,22 @@ void transpose(const Scalar* from, Index from_stride, Index rows, Index cols, Sc
   }
 }
 
-// Sums over the lanes of W rows, that of row i in lane i.
-template <class Scalar>
-Row<Scalar> lane_sums(const Scalar* rows) {
+// Sums over the lanes of the W rows row(i), that of row i in lane i.
+template <class Scalar, class RowOf>
+EIGEN_ALWAYS_INLINE Row<Scalar> lane_sums(const RowOf& row) {
   constexpr int W = panel_width<Scalar>;
 #if defined(__GNUC__)
   if constexpr (std::is_same_v<Scalar, float>) {
     Row<float> sums;
     for (int i = 0; i < W; i += vector_lanes) {
-      const Floats part = partial_sums<vector_lanes>(rows + i * W);
+      const Floats part = partial_sums<vector_lanes>(row, i);
       std::memcpy(sums.data() + i, &part, sizeof part);
     }
     return sums;
   }
 #endif
-  alignas(64) Scalar columns[W * W];
+  alignas(64) Scalar rows[W * W], columns[W * W];
+  for (int i = 0; i < W; ++i) aligned_row(rows + i * W) = row(i);
   transpose(rows, W, W, W, columns, W);
   Row<Scalar> even = Row<Scalar>::Zero(), odd = Row<Scalar>::Zero();
   for (int i = 0; i + 1 < W; i += 2) {

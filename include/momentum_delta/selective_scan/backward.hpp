@@ -73,19 +73,16 @@ class ScanBackward {
   // Room for `panels` panels at once.
   ScanBackward(Arena& arena, const ScanSizes& s, Index panels, Index chunk_size)
       : tokens_(arena, s, panels, chunk_size),
-        padded_(round_up(chunk_size, W)),
         As_(arena.take<Scalar>(panels * tokens_.Np() * W)),
         dy_(take_rows<Scalar>(arena, chunk_size)),
         dz_(take_rows<Scalar>(arena, chunk_size)),
         y_(take_rows<Scalar>(arena, chunk_size)),
         dx_(take_rows<Scalar>(arena, chunk_size)),
         ddt_(take_rows<Scalar>(arena, chunk_size)),
-        delta_(take_rows<Scalar>(arena, chunk_size)),
-        sigmoid_(take_rows<Scalar>(arena, chunk_size)),
+        by_delta_(take_rows<Scalar>(arena, chunk_size)),
+        by_z_(take_rows<Scalar>(arena, chunk_size)),
         a_(take_rows<Scalar>(arena, together * chunk_size)),
-        h_(take_rows<Scalar>(arena, together * (chunk_size + 1))),
-        g_x_(take_rows<Scalar>(arena, together * padded_)),
-        h_dy_(take_rows<Scalar>(arena, together * padded_)) {}
+        h_(take_rows<Scalar>(arena, together * (chunk_size + 1))) {}
 
   // Panels [first, first + count) of batch b.
   void open(const ScanInputs<Scalar, Storage>& x, Index b, Index first, Index count) {
@@ -110,7 +107,7 @@ class ScanBackward {
                   const ScanOutputGradients<Scalar, Storage>& dy,
                   const ScanInputGradients<Scalar, Storage>& dx, const FetchRows<Storage>& next) {
     tokens_.select(p);
-    tokens_.load(t0, n);
+    tokens_.load(t0, n, by_delta_);
     upstream(t0, n, dy.dout);
     const bool wants_y = !dx.dz.absent();
     if (wants_y) tokens_.skip(n, y_);
@@ -123,7 +120,7 @@ class ScanBackward {
       reverse(n, s, sums, next);
       if (sums.dB) sum_channels(n, s, first, sums);
     }
-    through_inputs(t0, n);
+    through_inputs(n);
     add_tokens(n, sums);
     const auto put = [&](const Scalar* rows, const ArrayView<Storage, 3>& to) {
       if (!to.absent()) put_rows(rows, tokens_.sequence(to), t0, n, tokens_.channels(), dx.accumulate);
@@ -161,7 +158,7 @@ class ScanBackward {
   // dy, and of dz all but the factor y.
   void upstream(Index t0, Index n, const ArrayView<const Storage, 3>& dout) {
     const Channels c = tokens_.channels();
-    Scalar *const dy = dy_, *const dz = dz_, *const sigmoid = sigmoid_;
+    Scalar *const dy = dy_, *const dz = dz_, *const sigmoid = by_z_;
     if (dout.absent())
       std::fill_n(dy, n * W, Scalar(0));
     else
@@ -178,11 +175,10 @@ class ScanBackward {
   }
 
   // From dx and ddt to du and ddelta, in their place.
-  void through_inputs(Index t0, Index n) {
-    const Channels c = tokens_.channels();
+  void through_inputs(Index n) {
     const Scalar *const dt = tokens_.dt(), *const u = tokens_.u(), *const dy = dy_;
-    Scalar *const dx = dx_, *const ddt = ddt_, *const delta = delta_, *const sigmoid = sigmoid_;
-    const Row<Scalar> D = tokens_.D(), bias = tokens_.bias();
+    Scalar *const dx = dx_, *const ddt = ddt_;
+    const Row<Scalar> D = tokens_.D();
     for (Index i = 0; i < n; ++i) {
       const Row<Scalar> dx_i = aligned_row(dx + i * W);
       aligned_row(ddt + i * W) += aligned_row(u + i * W) * dx_i;
@@ -190,9 +186,7 @@ class ScanBackward {
           multiply_add<Scalar>(aligned_row(dt + i * W), dx_i, D * aligned_row(dy + i * W));
     }
     if (!tokens_.inputs().delta_softplus) return;
-    load_rows(tokens_.sequence(tokens_.inputs().delta), t0, n, c.first, c.width, n, delta);
-    for (Index i = 0; i < n; ++i) aligned_row(delta + i * W) += bias;
-    sigmoid_rows(n, delta, sigmoid);
+    const Scalar* const sigmoid = by_delta_;
     for (Index i = 0; i < n; ++i) aligned_row(ddt + i * W) *= aligned_row(sigmoid + i * W);
   }
 
@@ -235,14 +229,14 @@ class ScanBackward {
     }
   }
 
+  // Of the same states: g by h_t, which takes the place of a_t, and what follows from it but dB and dC.
   EIGEN_DONT_INLINE void reverse(Index n, Index s, const ScanSums<Scalar>& sums,
                                  const FetchRows<Storage>& next) {
     const Index stride = tokens_.stride();
-    const Scalar *dt = tokens_.dt(), *x = tokens_.x(), *B = tokens_.B() + s, *C = tokens_.C() + s;
-    const Scalar *const a = a_, *const h = h_, *const dys = dy_;
-    Scalar *const dxs = dx_, *const ddts = ddt_, *const g_x = g_x_, *const h_dy = h_dy_;
+    const Scalar *dt = tokens_.dt(), *B = tokens_.B() + s, *C = tokens_.C() + s;
+    const Scalar *const h = h_, *const dys = dy_;
+    Scalar *const dxs = dx_, *const ddts = ddt_, *const a = a_;
     const Scalar* const As = As_ + tokens_.selected() * tokens_.Np() * W;
-    const Index padded = padded_;
     const Index part = s / together, parts = tokens_.Np() / together;
     const int begin = next.begin(part, parts), end = next.begin(part + 1, parts);
     Row<Scalar> A[together], g[together], dA[together];
@@ -252,16 +246,15 @@ class ScanBackward {
       dA[j] = aligned_row(sums.dA + (s + j) * W);
     });
     for (Index i = n; i-- > 0;) {
-      const Row<Scalar> dt_i = aligned_row(dt + i * W), x_i = aligned_row(x + i * W),
-                        dy_i = aligned_row(dys + i * W);
+      const Row<Scalar> dt_i = aligned_row(dt + i * W), dy_i = aligned_row(dys + i * W);
       Row<Scalar> dx = aligned_row(dxs + i * W), ddt = aligned_row(ddts + i * W);
       next.row(i, begin, end);
       unroll<together>([&](auto j) MOMENTUM_DELTA_INLINE {
+        const Row<Scalar> a_i = aligned_row(a + (i * together + j) * W);
         g[j] += dy_i * C[i * stride + j];
-        aligned_row(h_dy + (j * padded + i) * W) = aligned_row(h + ((i + 1) * together + j) * W) * dy_i;
-        aligned_row(g_x + (j * padded + i) * W) = g[j] * x_i;
+        aligned_row(a + (i * together + j) * W) = g[j];
         dx += g[j] * B[i * stride + j];
-        g[j] *= aligned_row(a + (i * together + j) * W);
+        g[j] *= a_i;
         const Row<Scalar> w = g[j] * aligned_row(h + (i * together + j) * W);
         ddt += w * A[j];
         dA[j] += w * dt_i;
@@ -275,27 +268,34 @@ class ScanBackward {
     });
   }
 
-  // dB and dC of the states [s, s + together), which reverse() has left as products a channel.
+  // dB and dC of the same states, from the g that reverse() has left.
   EIGEN_DONT_INLINE void sum_channels(Index n, Index s, Index first, const ScanSums<Scalar>& sums) const {
-    for (int j = 0; j < together; ++j) {
-      const auto sum = [&](Scalar* rows, Scalar* to) {
-        rows += j * padded_ * W;
-        to += (s + j) * sums.tokens + first;
-        std::fill_n(rows + n * W, (round_up(n, W) - n) * W, Scalar(0));
-        for (Index i = 0; i < n; i += W)
-          put_row(lane_sums(rows + i * W), to + i, std::min<Index>(W, n - i), tokens_.selected() > 0);
+    // sums over the channels of left_t .* right_t, the rows of left `together` apart
+    const auto sum = [&](const Scalar* left, const Scalar* right, Scalar* to) {
+      const auto of_tokens = [&](const auto& token) MOMENTUM_DELTA_INLINE {
+        return lane_sums<Scalar>([&](Index k) MOMENTUM_DELTA_INLINE -> Row<Scalar> {
+          return aligned_row(left + token(k) * together * W) * aligned_row(right + token(k) * W);
+        });
       };
-      sum(g_x_, sums.dB);
-      sum(h_dy_, sums.dC);
+      for (Index t = 0; t < n; t += W) {
+        const auto next = [&](Index k) MOMENTUM_DELTA_INLINE { return t + k; };
+        const auto next_or_last = [&](Index k) MOMENTUM_DELTA_INLINE { return std::min(t + k, n - 1); };
+        put_row(t + W <= n ? of_tokens(next) : of_tokens(next_or_last), to + t, std::min<Index>(W, n - t),
+                tokens_.selected() > 0);
+      }
+    };
+    for (int j = 0; j < together; ++j) {
+      const Index at = (s + j) * sums.tokens + first;
+      sum(a_ + j * W, tokens_.x(), sums.dB + at);
+      sum(h_ + (together + j) * W, dy_, sums.dC + at);
     }
   }
 
   ScanTokens<Scalar, Storage> tokens_;
-  Index padded_;                                            // chunk_size, to whole rows
-  Scalar* As_;                                              // Np x W for each panel, 0 for -inf
-  Scalar *dy_, *dz_, *y_, *dx_, *ddt_, *delta_, *sigmoid_;  // chunk_size x W
-  Scalar *a_, *h_;       // chunk_size x together x W, and one token more of h
-  Scalar *g_x_, *h_dy_;  // together x padded_ x W
+  Scalar* As_;                          // Np x W for each panel, 0 for -inf
+  Scalar *dy_, *dz_, *y_, *dx_, *ddt_;  // chunk_size x W
+  Scalar *by_delta_, *by_z_;            // chunk_size x W: sigmoids of delta + bias and of z
+  Scalar *a_, *h_;                      // chunk_size x together x W, and one token more of h; a, then g
 };
 
 // dB or dC of a stretch: adds the strips' sums in order, a tile of W tokens at a time.

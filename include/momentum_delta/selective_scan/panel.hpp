@@ -109,7 +109,7 @@ void write_states(const Scalar* panel, const Channels& c, Index N, const To& to,
 
 // Channels of token rows that hold Storage; assigned or added.
 template <class Storage, class Scalar>
-void put_row(Row<Scalar> row, Storage* to, Index width, bool add) {
+EIGEN_ALWAYS_INLINE void put_row(Row<Scalar> row, Storage* to, Index width, bool add) {
   if (add) row += load_row<Scalar>(to, width);
   store_row(row, to, width);
 }
@@ -171,8 +171,8 @@ class ScanTokens {
     copy_states(in_->B, t0, n, B_);
     copy_states(in_->C, t0, n, C_);
   }
-  // Of the selected one.
-  void load(Index t0, Index n) {
+  // Of the selected one. sigmoids: null, or where to leave ddt / ddelta if dt is a softplus, n x W.
+  void load(Index t0, Index n, Scalar* sigmoids = nullptr) {
     const Channels c = channels();
     load_rows(sequence(in_->delta), t0, n, c.first, c.width, n, dt_);
     load_rows(sequence(in_->u), t0, n, c.first, c.width, n, u_);
@@ -180,7 +180,8 @@ class ScanTokens {
     const Scalar* const us = u_;
     const Row<Scalar> bias = this->bias();
     for (Index i = 0; i < n; ++i) aligned_row(dts + i * W) += bias;
-    if (in_->delta_softplus) softplus_rows(n, dts, xs);
+    if (in_->delta_softplus)
+      sigmoids ? softplus_rows<true>(n, dts, sigmoids) : softplus_rows<false>(n, dts, xs);
     for (Index i = 0; i < n; ++i)
       aligned_row(xs + i * W) = aligned_row(dts + i * W) * aligned_row(us + i * W);
   }
