@@ -16,7 +16,7 @@ export compile="${CXX:-g++} @$work/flags"
 
 # header: what is compiled anew for its mutants, kernels (see kernels.cpp) and tests
 all="decay_mask:RULE+SCAN+SCAN_DOUBLE+decay_mask+activations recurrent/forward:sweep recurrent/fused:RULE recurrent/step:RULE recurrent/backward:RULE
-  chunk/forward:RULE chunk/backward:RULE saved:RULE detail/head:RULE detail/head_gradients:RULE detail/panel:RULE+SCAN detail/tile:RULE
+  chunk/forward:RULE chunk/backward:RULE saved:RULE detail/head:RULE detail/head_gradients:RULE detail/panel:RULE+SCAN+SCAN_DOUBLE detail/tile:RULE
   selective_scan/panel:SCAN selective_scan/forward:SCAN selective_scan/backward:SCAN
   layer/gated_norm:LAYER layer/short_convolution:LAYER layer/pass:LAYER
   activations:activations detail/activation_rows:SCAN+LAYER+activations gates:gates normalize:normalize"
