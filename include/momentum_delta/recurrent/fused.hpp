@@ -1,7 +1,7 @@
 /// \file
 /// The recurrence (forward.hpp) at the speed of the machine: a panel of V columns of S and M stays in the
-/// innermost cache while the tokens pass, and one sweep over its K rows for every two tokens updates M and S
-/// and reads all that these and the next two need, so that every element is loaded and stored once for both.
+/// innermost cache while the tokens pass, and one sweep over its K rows for each token, or for two, updates M
+/// and S and reads all that it and the next one need, so that every element is loaded and stored once.
 ///
 /// Decay is applied late. With S = a R and M = m N, for scalars a and m that collect the decays,
 ///
@@ -15,8 +15,8 @@
 /// Scaling by a number loses no precision; the bounds say how much range it takes: N and R are at most 1e8
 /// times M and S.
 ///
-/// The second of two tokens reads a state that no sweep stops at. From the sums with the state before both,
-/// R_0 and N_0, and with x_1 = u_1 eta_1 / m_1 and w_1 = beta_1 m_1 / a_1 of the first,
+/// The second of two tokens of a sweep reads a state that is nowhere whole. From the sums with the state
+/// before both, R_0 and N_0, and with x_1 = u_1 eta_1 / m_1 and w_1 = beta_1 m_1 / a_1 of the first,
 ///
 ///     p_2 R_1 = p_2 R_0 - w_1 (p_2 N_0 - (p_2 k_1) x_1)
 #pragma once
@@ -88,9 +88,9 @@ class FusedForward {
  private:
   static constexpr int W = panel_width<Scalar>;
   static constexpr Index block = 64;  // tokens planned, and copied, at a time; even
-  // Tokens of a sweep. Two where a row is one register: two sweeps of one token each would wait for their
-  // stores there (four rows of 64 bytes, not two). With more registers a row, multiply-adds are what a sweep
-  // waits for, of which two tokens take nine an element instead of eight.
+  // Tokens of a sweep. Two where a row is one register: two sweeps of one token each, with twice the stores,
+  // take longer there. With more registers a row, multiply-adds are what a sweep waits for, of which two
+  // tokens take nine an element instead of eight.
   static constexpr int together = Eigen::internal::packet_traits<Scalar>::size == W ? 2 : 1;
 
   // The scalars of one token, the same for every panel.
@@ -269,7 +269,7 @@ class FusedForward {
   Scalar* sums_;            // Sums for each W columns
   Scalar *alpha_, *mu_;     // block
   Step* steps_;             // block
-  Scalar *q_, *k_, *p_;     // block x Kp, and one more of p
+  Scalar *q_, *k_, *p_;     // block x Kp, and two more of p
   Scalar *v_, *o_;          // block x columns
 };
 
