@@ -19,6 +19,10 @@
 /// before both, R_0 and N_0, and with x_1 = u_1 eta_1 / m_1 and w_1 = beta_1 m_1 / a_1 of the first,
 ///
 ///     p_2 R_1 = p_2 R_0 - w_1 (p_2 N_0 - (p_2 k_1) x_1)
+///
+/// Rounding. That difference is relative to R_0, as in a chunk of two tokens (chunk/forward.hpp): where the
+/// first token overwrites a much larger value, the second has an error relative to that value, which is
+/// corrected one token later than by sweeps of one token. p_2 k_1 must be in the range of Scalar.
 #pragma once
 
 #include <algorithm>
