@@ -96,6 +96,28 @@ TEST_CASE("a large value overwritten inside a chunk rounds relative to itself un
   }
 }
 
+TEST_CASE("the recurrence has forgotten a large value two tokens after it, wherever it stands") {
+  Gates gates{constant(0), constant(-infinity), constant(1), constant(1)};
+  for (const std::size_t large : {30, 31}) {  // as the second and as the first of two tokens
+    Problem<double> x = random_problem(1, {.T = 64, .K = 5, .V = 7}, gates);
+    for (std::size_t i = 0; i < x.k.values.size(); ++i)
+      x.q.values[i] = x.k.values[i] = x.p.values[i] = 1 / std::sqrt(5.);  // what is not read is not corrected
+    for (std::size_t i = 0; i < 7; ++i) x.v.values[large * 7 + i] *= 1e4;
+    x = x.as<float>().as<double>();
+    const auto soon_after = [&](const auto& a) {
+      Array<long double> part{{1, 4, 1, 7}, {}};
+      const auto first = a.values.begin() + std::ptrdiff_t((large + 2) * 7);
+      part.values.assign(first, first + 4 * 7);
+      return part;
+    };
+    const Array<long double> exact = soon_after(oracle(x).o);
+    for (const Options& options : {recurrent(), chunk(1)}) {
+      CAPTURE(large);
+      CHECK(rel_rms(soon_after(examples::run(x.as<float>(), options).o), exact) < 1e-6);
+    }
+  }
+}
+
 TEST_CASE("the published form is right where nothing cancels, so its failure is the gates'") {
   Gates gates{constant(-0.01), constant(-0.01), uniform(0.5, 1), constant(1)};
   const Problem<double> x = random_problem(1, {.T = 64}, gates);

@@ -109,6 +109,20 @@ EIGEN_ALWAYS_INLINE Row<Scalar> first_lanes(const Row<Scalar>& row, Index count)
   });
 }
 
+// Is x_i > y_i in some lane? (AVX-512 compares in one instruction; compilers reduce lane by lane.)
+template <class Scalar>
+EIGEN_ALWAYS_INLINE bool any_greater(const Row<Scalar>& x, const Row<Scalar>& y) {
+#ifdef __AVX512F__
+  if constexpr (std::is_same_v<Scalar, float>)
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(x.data()), _mm512_loadu_ps(y.data()), _CMP_GT_OQ) != 0;
+  if constexpr (std::is_same_v<Scalar, double>)
+    return _mm512_cmp_pd_mask(_mm512_loadu_pd(x.data()), _mm512_loadu_pd(y.data()), _CMP_GT_OQ) != 0;
+#endif
+  bool any = false;
+  for (int i = 0; i < panel_width<Scalar>; ++i) any |= x[i] > y[i];
+  return any;
+}
+
 // The sum of all lanes, by halves.
 template <class Scalar>
 EIGEN_ALWAYS_INLINE Scalar lane_sum(Row<Scalar> row) {

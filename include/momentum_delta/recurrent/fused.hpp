@@ -20,9 +20,8 @@
 ///
 ///     p_2 R_1 = p_2 R_0 - w_1 (p_2 N_0 - (p_2 k_1) x_1)
 ///
-/// Rounding. That difference is relative to R_0, as in a chunk of two tokens (chunk/forward.hpp): where the
-/// first token overwrites a much larger value, the second has an error relative to that value, which is
-/// corrected one token later than by sweeps of one token. p_2 k_1 must be in the range of Scalar.
+/// Its rounding errors are relative to R_0, and would be seen where the first token overwrites a much larger
+/// value: such tokens have a sweep each. p_2 k_1 must be in the range of Scalar.
 #pragma once
 
 #include <algorithm>
@@ -91,7 +90,7 @@ class FusedForward {
 
  private:
   static constexpr int W = panel_width<Scalar>;
-  static constexpr Index block = 64;  // tokens planned, and copied, at a time; even
+  static constexpr Index block = 64;  // tokens planned, and copied, at a time
   // Tokens of a sweep. Two where a row is one register: two sweeps of one token each, with twice the stores,
   // take longer there. With more registers a row, multiply-adds are what a sweep waits for, of which two
   // tokens take nine an element instead of eight.
@@ -105,7 +104,7 @@ class FusedForward {
     Scalar write;           // beta_t m_t / a_t
     Scalar read;            // scale a_t
     bool fold;
-    Scalar pk;  // p_t k_{t-1}, of the second of two tokens
+    Scalar pk;  // p_t k_{t-1}, within the block
   };
 
   // What the next two tokens read of R and N as they stand before both: p_1 R, p_2 R, p_2 N.
@@ -145,7 +144,7 @@ class FusedForward {
       s.write = x.beta[t0 + i] * m / a;
       s.read = x.scale * a;
     }
-    for (Index i = 1; together == 2 && i < n; i += 2) {
+    for (Index i = 1; together == 2 && i < n; ++i) {
       Row<Scalar> pk = Row<Scalar>::Zero();
       for (Index c = 0; c < Kp_; c += W)
         pk += aligned_row(p_ + i * Kp_ + c) * aligned_row(k_ + (i - 1) * Kp_ + c);
@@ -160,7 +159,7 @@ class FusedForward {
     Scalar* const N = N_ + column * K_;
     Scalar* const kept = sums_ + 3 * column;
     Sums sums = t0 > 0 ? Sums{aligned_row(kept), aligned_row(kept + W), aligned_row(kept + 2 * W)}
-                       : first_sums(R, N, p_, p_ + std::min<Index>(1, n_p - 1) * Kp_);
+                       : first_sums(R, N, n_p);
 
     // u_i eta_i / m_i of token i, from p_i R. R_row, N_row: rows of the state before it.
     const auto correction = [&](Index i, const Row<Scalar>& pR, const auto& R_row,
@@ -177,38 +176,45 @@ class FusedForward {
     const auto R_0 = [&](Index row) { return aligned_row(R + row * W); };
     const auto N_0 = [&](Index row) { return aligned_row(N + row * W); };
 
-    for (Index i = 0; i < n; i += together) {
-      const Index tokens = std::min<Index>(together, n - i);
+    for (Index i = 0, tokens; i < n; i += tokens) {
       const Step* const s = steps_ + i;
       const Scalar *const k = k_ + i * Kp_, *const q = q_ + i * Kp_;
-      const Scalar* p[together];  // of the next tokens
-      for (Index j = 0; j < together; ++j) p[j] = p_ + std::min(i + together + j, n_p - 1) * Kp_;
-      for (Index j = 0; j < tokens; ++j) next.some();
-
       Row<Scalar> x[together], qR[together];
       x[0] = correction(i, sums.p1_R, R_0, N_0);
       bool fold = s[0].fold;
+      tokens = 1;
       if constexpr (together == 2) {
-        if (tokens == 2) {
-          // A row of N and of R after the first token, or a sum of rows
-          const auto next_N = [&](const Row<Scalar>& N_row, Scalar k_row) -> Row<Scalar> {
-            return multiply_add<Scalar>(Row<Scalar>::Constant(k_row), -x[0], s[0].fold_m * N_row);
-          };
-          const auto next_R = [&](const Row<Scalar>& R_row, const Row<Scalar>& next_N_row) -> Row<Scalar> {
-            return multiply_add<Scalar>(Row<Scalar>::Constant(-s[0].write), next_N_row, s[0].fold_a * R_row);
-          };
-          const auto N_1 = [&](Index row) { return next_N(N_0(row), k[row]); };
-          const auto R_1 = [&](Index row) { return next_R(R_0(row), N_1(row)); };
-          x[1] = correction(i + 1, next_R(sums.p2_R, next_N(sums.p2_N, s[1].pk)), R_1, N_1);
-          fold |= s[1].fold;
+        // A row of N and of R after the first token, or a sum of rows
+        const auto next_N = [&](const Row<Scalar>& N_row, Scalar k_row) -> Row<Scalar> {
+          return multiply_add<Scalar>(Row<Scalar>::Constant(k_row), -x[0], s[0].fold_m * N_row);
+        };
+        const auto next_R = [&](const Row<Scalar>& R_row, const Row<Scalar>& next_N_row) -> Row<Scalar> {
+          return multiply_add<Scalar>(Row<Scalar>::Constant(-s[0].write), next_N_row, s[0].fold_a * R_row);
+        };
+        const auto N_1 = [&](Index row) { return next_N(N_0(row), k[row]); };
+        const auto R_1 = [&](Index row) { return next_R(R_0(row), N_1(row)); };
+        if (i + 1 < n) {
+          const Row<Scalar> p2_R1 = next_R(sums.p2_R, next_N(sums.p2_N, s[1].pk));
+          if (!cancels(i + 1, column, s[0].fold_a * sums.p2_R, p2_R1)) {
+            x[1] = correction(i + 1, p2_R1, R_1, N_1);
+            fold |= s[1].fold;
+            tokens = 2;
+          }
         }
       }
-      if (tokens < together)
-        sweep<1, true>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
-      else if (fold)
-        sweep<together, true>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
+      const Scalar* p[together];  // of the next tokens
+      for (Index j = 0; j < together; ++j) p[j] = p_ + std::min(i + tokens + j, n_p - 1) * Kp_;
+      for (Index j = 0; j < tokens; ++j) next.some();
+      const auto with = [&](auto of) {
+        if (fold)
+          sweep<of, true>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
+        else
+          sweep<of, false>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
+      };
+      if (tokens == together)
+        with(std::integral_constant<int, together>{});
       else
-        sweep<together, false>(K_, Kp_, s, R, N, k, q, p, x, qR, sums);
+        with(std::integral_constant<int, 1>{});
       for (Index j = 0; j < tokens; ++j) aligned_row(o_ + (i + j) * columns_ + column) = s[j].read * qR[j];
     }
     aligned_row(kept) = sums.p1_R;
@@ -216,10 +222,21 @@ class FusedForward {
     aligned_row(kept + 2 * W) = sums.p2_N;
   }
 
-  Sums first_sums(const Scalar* R, const Scalar* N, const Scalar* p1, const Scalar* p2) const {
+  // Is p_i R of token i in some column so much smaller than `before`, what it was before the token before it,
+  // and v_i as well, that the rounding errors of a difference would be seen?
+  bool cancels(Index i, Index column, const Row<Scalar>& before, const Row<Scalar>& pR) const {
+    const Row<Scalar> v = aligned_row(v_ + i * columns_ + column);
+    const Scalar a = steps_[i].a;
+    return any_greater<Scalar>((a * before).abs(), Scalar(64) * (v.abs() + (a * pR).abs()));
+  }
+
+  // Of the first tokens, of which there are n_p.
+  Sums first_sums(const Scalar* R, const Scalar* N, Index n_p) const {
     Sums sums{Row<Scalar>::Zero(), Row<Scalar>::Zero(), Row<Scalar>::Zero()};
+    for (Index i = 0; i < K_; ++i) sums.p1_R += p_[i] * aligned_row(R + i * W);
+    if (together == 1 || n_p == 1) return sums;
+    const Scalar* const p2 = p_ + Kp_;
     for (Index i = 0; i < K_; ++i) {
-      sums.p1_R += p1[i] * aligned_row(R + i * W);
       sums.p2_R += p2[i] * aligned_row(R + i * W);
       sums.p2_N += p2[i] * aligned_row(N + i * W);
     }
