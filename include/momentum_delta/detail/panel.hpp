@@ -203,7 +203,7 @@ EIGEN_ALWAYS_INLINE Floats shuffle(const Floats& a, const Floats& b, const Which
   (std::make_integer_sequence<int, vector_lanes>{});
 }
 
-// Sums of lanes `apart`, a power of 2: of a in the lanes whose number has not that bit, of b in those that do.
+// Sums of lanes `apart`, a power of 2: of a in the lanes whose number has not that bit, of b in the others.
 // (Two choices by lane and one exchange of lanes, which most processors do fewer of at a time.)
 template <int apart>
 EIGEN_ALWAYS_INLINE Floats add_lanes(const Floats& a, const Floats& b) {
@@ -213,8 +213,8 @@ EIGEN_ALWAYS_INLINE Floats add_lanes(const Floats& a, const Floats& b) {
   const Floats other = shuffle(a, b, of_other);
   return shuffle(a, b, of_own) + shuffle(other, other, exchanged);
 }
-// Sums of the n rows row(i) from `first` on, that of row first + i in the lanes whose number is i modulo n: in
-// parts, which together are the sum.
+// Sums of the n rows row(i) from `first` on, that of row first + i in the lanes whose number is i modulo n:
+// in parts, which together are the sum.
 template <int n, class RowOf>
 EIGEN_ALWAYS_INLINE Floats partial_sums(const RowOf& row, Index first) {
   if constexpr (n > 1) {
